@@ -1,0 +1,1 @@
+"""Reading model files and writing converted checkpoints."""

@@ -1,0 +1,1 @@
+"""Decoder models made from a config and a name map."""

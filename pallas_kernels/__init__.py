@@ -1,0 +1,1 @@
+"""Operations, each with a slow exact reference and fast implementations."""

@@ -1,0 +1,1 @@
+"""Mixed-precision GEMM over AutoFP weights."""
