@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: `main` dispatches, one module holds each subcommand."""

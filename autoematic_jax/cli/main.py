@@ -1,0 +1,112 @@
+"""The `autoematic` command.
+
+A subcommand is a module of this package with `add_arguments(parser)` and
+`run(args) -> int`. Only the module of the subcommand that was asked for is
+imported, so that `autoematic --help` need not wait for JAX.
+"""
+
+import argparse
+import functools
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from absl import app
+from absl.flags import argparse_flags
+
+import autoematic_jax
+from autoematic_jax.errors import AutoematicError
+
+# A summary for each subcommand; the module has the subcommand's name.
+COMMANDS = {
+  "convert": "turn a GGUF file or safetensors folder into a checkpoint",
+  "generate": "write text from a converted checkpoint",
+  "eval": "measure perplexity and KL divergence",
+  "bench": "measure speed and memory",
+}
+
+
+def main() -> None:
+  """Runs the command line and exits with its code."""
+  app.run(_run, flags_parser=parse_arguments)
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+  """Parses `argv`, whose first element is the program's name."""
+  parser = argparse_flags.ArgumentParser(
+    prog="autoematic",
+    description="Runtime-adaptive mixed-precision LLM inference on JAX.",
+    allow_abbrev=False,
+  )
+  parser.add_argument(
+    "--version",
+    action="version",
+    version=f"%(prog)s {autoematic_jax.__version__}",
+  )
+  parser.add_argument(
+    "--verbose",
+    action="store_true",
+    help="show the traceback of an error",
+  )
+  # The flags of absl go before the subcommand: beneath it, a flag that some
+  # library defines could clash with an argument.
+  commands = parser.add_subparsers(
+    dest="command",
+    metavar="COMMAND",
+    required=True,
+    parser_class=functools.partial(
+      argparse_flags.ArgumentParser, inherited_absl_flags=None
+    ),
+  )
+  asked = next((word for word in argv[1:] if word in COMMANDS), None)
+  for name, summary in COMMANDS.items():
+    command = commands.add_parser(
+      name, help=summary, description=_sentence(summary), allow_abbrev=False
+    )
+    if name == asked:
+      _fill(command, name)
+  return parser.parse_args(argv[1:])
+
+
+def _fill(command: argparse.ArgumentParser, name: str) -> None:
+  module = importlib.import_module(f"autoematic_jax.cli.{name}")
+  module.add_arguments(command)
+  command.add_argument(
+    "--verbose",
+    action="store_true",
+    default=argparse.SUPPRESS,
+    help="show the traceback of an error",
+  )
+  command.set_defaults(run=module.run)
+
+
+def _sentence(summary: str) -> str:
+  return summary[0].upper() + summary[1:] + "."
+
+
+def _run(args: argparse.Namespace) -> int:
+  """Runs the subcommand; turns what a user can act on into one line."""
+  try:
+    code = args.run(args)
+    sys.stdout.flush()
+  except AutoematicError as error:
+    if args.verbose:
+      raise
+    message = " ".join(str(error).split())
+    print(f"autoematic {args.command}: error: {message}", file=sys.stderr)
+    return 1
+  except KeyboardInterrupt:
+    print(f"autoematic {args.command}: interrupted", file=sys.stderr)
+    return 128 + signal.SIGINT
+  except BrokenPipeError:
+    # The reader went away, as `head` does. Python would complain once more
+    # when it flushes stdout at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
+  return code
+
+
+if __name__ == "__main__":
+  main()
