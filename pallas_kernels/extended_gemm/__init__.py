@@ -1,1 +1,17 @@
 """Mixed-precision GEMM over AutoFP weights."""
+
+from autoematic_jax.pallas_kernels.extended_gemm.api import DECODE_ROW_TILE
+from autoematic_jax.pallas_kernels.extended_gemm.api import PREFILL_ROW_TILE
+from autoematic_jax.pallas_kernels.extended_gemm.api import extended_gemm
+from autoematic_jax.pallas_kernels.extended_gemm.expanded import ExpandedWeight
+from autoematic_jax.pallas_kernels.extended_gemm.expanded import expand
+from autoematic_jax.pallas_kernels.extended_gemm.xla import to_float32
+
+__all__ = [
+    "DECODE_ROW_TILE",
+    "PREFILL_ROW_TILE",
+    "ExpandedWeight",
+    "expand",
+    "extended_gemm",
+    "to_float32",
+]

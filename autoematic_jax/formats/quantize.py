@@ -1,0 +1,212 @@
+"""Quantizing weights: scales, codes, which subgroups to refine, offsets."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from autoematic_jax.errors import NonFiniteError
+from autoematic_jax.errors import QTensorError
+from autoematic_jax.formats import autofp
+from autoematic_jax.formats import elements
+from autoematic_jax.formats import packing
+from autoematic_jax.formats import scaling
+from autoematic_jax.formats.qtensor import LEVELS
+from autoematic_jax.formats.qtensor import Format
+from autoematic_jax.formats.qtensor import QTensor
+from autoematic_jax.formats.qtensor import padded
+
+MAX_REFINED_PER_GROUP = 2
+
+
+def check_finite(name: str, array: np.ndarray) -> None:
+  """Refuses NaN and Inf in a weight.
+
+  Raises:
+    NonFiniteError: Names the tensor and counts both.
+  """
+  if np.isfinite(array).all():
+    return
+  nan, inf = int(np.isnan(array).sum()), int(np.isinf(array).sum())
+  raise NonFiniteError(
+      f"{name} holds {nan} NaN and {inf} Inf out of {array.size} values"
+  )
+
+
+def quantize_weight(
+    w: Float[Array, "N K"],
+    *,
+    format: Format,
+    rho: float = 0.2,
+    decoding: autofp.Decoding = "exponent",
+    refinement_mask: Bool[Array, "S"] | None = None,
+) -> QTensor:
+  """Rounds a matrix to a packed format.
+
+  Args:
+    w: Finite weights; K is zero-padded to a multiple of 16.
+    format: Target format.
+    rho: Share of the subgroups that are refined (autofp6, autofp8).
+    decoding: Step of the offsets.
+    refinement_mask: `[Kp / 4]` concrete flags of the subgroups to refine; None
+      chooses them by squared error.
+
+  Returns:
+    The packed tensor.
+
+  Raises:
+    QTensorError: The format or decoding is unknown, `rho` is outside [0, 0.5]
+      or the mask has another width.
+  """
+  _check_options(format, rho, decoding)
+  rows_scaled = partial(_quantize, format=format, decoding=decoding)
+  columns = w.shape[1]
+  if format not in ("autofp6", "autofp8"):
+    codes, group_scale, tensor_scale, _ = rows_scaled(w, None)
+    mask = offsets = None
+  else:
+    if refinement_mask is None:
+      refinement_mask = select_refinement_mask(
+          refinement_gain(w, format=format, decoding=decoding),
+          refinement_budget(columns, rho),
+      )
+    marked = np.asarray(refinement_mask, bool)
+    subgroups = padded(columns) // packing.SUBGROUP
+    if marked.shape != (subgroups,):
+      raise QTensorError(
+          f"refinement_mask has shape {marked.shape}; {columns} columns need"
+          f" [{subgroups}]"
+      )
+    refined = np.flatnonzero(np.repeat(marked, packing.SUBGROUP))
+    codes, group_scale, tensor_scale, offsets = rows_scaled(
+        w, jnp.asarray(refined, jnp.int32)
+    )
+    mask = packing.pack_mask(jnp.asarray(marked))
+  return QTensor(
+      codes=codes,
+      group_scale=group_scale,
+      tensor_scale=tensor_scale,
+      refinement_mask=mask,
+      offsets=offsets,
+      format=format,
+      decoding=decoding,
+      columns=columns,
+  )
+
+
+def _check_options(format, rho, decoding):
+  if format not in LEVELS:
+    raise QTensorError(f"format {format!r} is not one of {sorted(LEVELS)}")
+  if decoding not in ("fixed", "exponent"):
+    raise QTensorError(f"decoding {decoding!r} is not fixed or exponent")
+  if not 0 <= rho <= MAX_REFINED_PER_GROUP / packing.SUBGROUPS_PER_GROUP:
+    raise QTensorError(
+        f"rho={rho} must be in [0, 0.5]: at most {MAX_REFINED_PER_GROUP} of the"
+        " 4 subgroups of a group are refined"
+    )
+
+
+@partial(jax.jit, static_argnames=("format", "decoding"))
+def _quantize(w, refined, *, format, decoding):
+  """Codes, scales and, for the refined columns, packed offsets."""
+  scaled, tensor_scale, group_scale = _scaled(w, format)
+  stored_scale = elements.encode_e4m3(group_scale)
+  if format == "fp6g":
+    codes = elements.encode_e2m3(elements.round_e2m3(scaled))
+    return packing.pack_sextets(codes), stored_scale, tensor_scale, None
+  base = elements.round_e2m1(scaled)
+  codes = packing.pack_nibbles(elements.encode_e2m1(base))
+  if refined is None:
+    return codes, stored_scale, tensor_scale, None
+  scaled, base = scaled[:, refined], base[:, refined]
+  if format == "autofp6":
+    d = autofp.offset(scaled, base, decoding)
+    offsets = packing.pack_pairs((d & 3).astype(jnp.uint8))
+  else:
+    d = autofp.offset8(scaled, base, decoding)
+    offsets = packing.pack_nibbles((d & 15).astype(jnp.uint8))
+  return codes, stored_scale, tensor_scale, offsets
+
+
+def _scaled(w, format):
+  """Padded elements divided by their scale, and the scales."""
+  columns = w.shape[1]
+  w = jnp.pad(w.astype(jnp.float32), ((0, 0), (0, padded(columns) - columns)))
+  largest = 7.5 if format == "fp6g" else 6.0
+  tensor_scale = scaling.tensor_scale(w, largest)
+  group_scale = scaling.group_scale(
+      w, tensor_scale, largest, scaling.SMALLEST_WEIGHT_SCALE
+  )
+  scale = jnp.repeat(group_scale, packing.GROUP, axis=1) * tensor_scale
+  return elements.exact_divide(w, scale), tensor_scale, group_scale
+
+
+@partial(jax.jit, static_argnames=("format", "decoding"))
+def refinement_gain(
+    w: Float[Array, "N K"], *, format: Format, decoding: autofp.Decoding
+) -> Float[Array, "S"]:
+  """Squared error that refining each subgroup would remove from all rows.
+
+  Args:
+    w: Weights.
+    format: `autofp6` or `autofp8`.
+    decoding: Step of the offsets.
+
+  Returns:
+    `[Kp / 4]`, in squared units of the weights; 0 in padding.
+  """
+  scaled, tensor_scale, group_scale = _scaled(w, format)
+  base = elements.round_e2m1(scaled)
+  if format == "autofp6":
+    d = autofp.offset(scaled, base, decoding)
+    delta = autofp.offset_delta(d, base, decoding)
+  else:
+    d = autofp.offset8(scaled, base, decoding)
+    delta = autofp.offset8_delta(d, base, decoding)
+  error = scaled - base
+  gain = jnp.square(error) - jnp.square(error - delta)
+  scale = jnp.repeat(group_scale, packing.GROUP, axis=1) * tensor_scale
+  gain = jnp.sum(gain * jnp.square(scale), axis=0)
+  return gain.reshape(-1, packing.SUBGROUP).sum(axis=1)
+
+
+def refinement_budget(columns: int, rho: float) -> int:
+  """Subgroups to refine in a tensor of `columns` inputs, at least 1."""
+  if rho == 0:
+    return 0
+  return max(1, round(rho * padded(columns) / packing.SUBGROUP))
+
+
+def select_refinement_mask(
+    gain: Float[Array, "S"],
+    budget: int,
+    max_per_group: int = MAX_REFINED_PER_GROUP,
+) -> Bool[np.ndarray, "S"]:
+  """The subgroups of largest gain, at most `max_per_group` in a group.
+
+  Args:
+    gain: Concrete gain of each subgroup; ties go to the lower index.
+    budget: Subgroups to choose.
+    max_per_group: Bound for each group.
+
+  Returns:
+    `[S]` flags, `budget` of them True.
+
+  Raises:
+    QTensorError: The bound leaves fewer subgroups than the budget.
+  """
+  gain = np.asarray(gain, np.float64)
+  groups = gain.reshape(-1, packing.SUBGROUPS_PER_GROUP)
+  if budget > groups.shape[0] * max_per_group:
+    raise QTensorError(
+        f"{budget=} subgroups cannot be refined with at most"
+        f" {max_per_group} in each of {groups.shape[0]} groups"
+    )
+  rank = np.argsort(np.argsort(-groups, axis=1, kind="stable"), axis=1)
+  eligible = np.flatnonzero((rank < max_per_group).ravel())
+  order = np.argsort(-gain[eligible], kind="stable")
+  mask = np.zeros(gain.shape, bool)
+  mask[eligible[order[:budget]]] = True
+  return mask

@@ -1,0 +1,169 @@
+"""How keys and values are packed, one codec a cache format.
+
+Elements j and j + D/2 of a head share a byte (j in the low nibble), so that a
+decoder splits a byte into two halves of a vector instead of interleaving.
+"""
+
+import abc
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from autoematic_jax import formats
+
+Planes = dict[str, Array]
+
+
+class Codec(abc.ABC):
+  """Packs vectors of one head, `[..., D]`, into planes and back."""
+
+  @abc.abstractmethod
+  def planes(self, head_dim: int) -> dict[str, tuple[int, jnp.dtype]]:
+    """Width and dtype of each plane for one vector."""
+
+  @abc.abstractmethod
+  def encode(
+      self, x: Float[Array, "*B D"], levels: Int[Array, "*B"]
+  ) -> Planes:
+    """Packs vectors, each at its own level."""
+
+  @abc.abstractmethod
+  def decode(self, planes: Planes, head_dim: int) -> Float[Array, "*B D"]:
+    """Unpacks vectors to float32."""
+
+
+def padded_dim(head_dim: int) -> int:
+  """`head_dim` rounded up to a whole number of pairs of groups."""
+  return -(-head_dim // formats.GROUP) * formats.GROUP
+
+
+def _pad(x, width):
+  return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
+
+
+def _join(codes):
+  """Packs 4-bit codes, half a vector apart, two a byte."""
+  low, high = jnp.split(codes.astype(jnp.uint8), 2, axis=-1)
+  return low | (high << 4)
+
+
+def _split(packed):
+  """Undoes `_join`, to int32."""
+  packed = packed.astype(jnp.int32)
+  return jnp.concatenate([packed & 15, packed >> 4], axis=-1)
+
+
+def _expand_scale(scale_bits, width):
+  scale = formats.decode_e4m3(scale_bits)
+  return jnp.repeat(scale, width // scale.shape[-1], axis=-1)
+
+
+def _group_scale(x, max_element):
+  ones = jnp.ones((*x.shape[:-1], 1), jnp.float32)
+  return formats.group_scale(x, ones, max_element)
+
+
+def _divide(x, scale):
+  return formats.exact_divide(
+      x, jnp.repeat(scale, formats.GROUP, axis=-1)
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseCodec(Codec):
+  """Keys and values as they are, in one floating dtype."""
+
+  dtype: str = "float32"
+
+  def planes(self, head_dim):
+    return {"values": (head_dim, jnp.dtype(self.dtype))}
+
+  def encode(self, x, levels):
+    return {"values": x.astype(self.dtype)}
+
+  def decode(self, planes, head_dim):
+    return planes["values"].astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoFPCodec(Codec):
+  """NVFP4 base with a 4-bit signed offset an element.
+
+  The offset counts 1/32 of the element's step, so that 6-bit offsets are
+  multiples of 4 and 4-bit vectors hold zeros: one decoder serves every level.
+  """
+
+  decoding: formats.Decoding = "exponent"
+
+  def planes(self, head_dim):
+    width = padded_dim(head_dim)
+    return {
+        "codes": (width // 2, jnp.dtype(jnp.uint8)),
+        "offsets": (width // 2, jnp.dtype(jnp.uint8)),
+        "scales": (width // formats.GROUP, jnp.dtype(jnp.float8_e4m3fn)),
+    }
+
+  def encode(self, x, levels):
+    x = _pad(x.astype(jnp.float32), padded_dim(x.shape[-1]))
+    scale = _group_scale(x, 6.0)
+    scaled = _divide(x, scale)
+    base = formats.round_e2m1(scaled)
+    level = levels[..., None]
+    offset = jnp.where(
+        level >= 8,
+        formats.offset8(scaled, base, self.decoding).astype(jnp.int32),
+        4 * formats.offset(scaled, base, self.decoding).astype(jnp.int32),
+    )
+    offset = jnp.where(level >= 6, offset, 0)
+    return {
+        "codes": _join(formats.encode_e2m1(base)),
+        "offsets": _join(offset & 15),
+        "scales": formats.encode_e4m3(scale),
+    }
+
+  def decode(self, planes, head_dim):
+    code = _split(planes["codes"])
+    offset = _split(planes["offsets"])
+    offset = offset - ((offset & 8) << 1)
+    exponent = (code >> 1) & 3
+    mantissa = code & 1
+    shift = jnp.maximum(exponent - 1, 0)
+    # 32 times the E2M1 magnitude: subnormal 16 m, else 2^(e-1) (32 + 16 m).
+    significand = jnp.where(exponent > 0, 32 + 16 * mantissa, 16 * mantissa)
+    magnitude = significand << shift
+    base = jnp.where(code >= 8, -magnitude, magnitude)
+    step = offset << shift if self.decoding == "exponent" else offset
+    scale = _expand_scale(planes["scales"], code.shape[-1])
+    value = (base + step).astype(jnp.float32) * (scale * (1 / 32))
+    return value[..., :head_dim]
+
+
+@dataclasses.dataclass(frozen=True)
+class FP6gCodec(Codec):
+  """Group-scaled E2M3: the upper and lower bits in planes of their own."""
+
+  def planes(self, head_dim):
+    width = padded_dim(head_dim)
+    return {
+        "codes": (width // 2, jnp.dtype(jnp.uint8)),
+        "mantissas": (width // 2, jnp.dtype(jnp.uint8)),
+        "scales": (width // formats.GROUP, jnp.dtype(jnp.float8_e4m3fn)),
+    }
+
+  def encode(self, x, levels):
+    x = _pad(x.astype(jnp.float32), padded_dim(x.shape[-1]))
+    scale = _group_scale(x, 7.5)
+    value = formats.round_e2m3(_divide(x, scale))
+    code = formats.encode_e2m3(value)
+    return {
+        "codes": _join(code >> 2),
+        "mantissas": _join(code & 3),
+        "scales": formats.encode_e4m3(scale),
+    }
+
+  def decode(self, planes, head_dim):
+    upper, lower = _split(planes["codes"]), _split(planes["mantissas"])
+    value = formats.decode_e2m3((upper << 2) | lower)
+    scale = _expand_scale(planes["scales"], value.shape[-1])
+    return (value * scale)[..., :head_dim]

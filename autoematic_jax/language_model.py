@@ -1,0 +1,156 @@
+"""A loaded checkpoint: decoder, tokenizer and what it can run at."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from autoematic_jax import formats
+from autoematic_jax.checkpoints import load_checkpoint
+from autoematic_jax.errors import PrecisionError
+from autoematic_jax.models.builder import build_decoder
+from autoematic_jax.models.config import ModelConfig
+from autoematic_jax.models.transformer import Decoder
+from autoematic_jax.policy import PolicyConfig
+from autoematic_jax.programs import Programs
+from autoematic_jax.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageModel:
+  """Everything that `generate` needs.
+
+  Attributes:
+    decoder: The model with its weights.
+    tokenizer: The checkpoint's tokenizer and chat template.
+    config: Shape of the model.
+    format: Format of the projections: `autofp6`, `nvfp4`, ..., `fp32`.
+    levels: Bits that layers can run at, ascending; empty when unquantized.
+    decoding: Step of the offsets.
+    policy: Constants of the run-time policy.
+    dtype: Floating dtype of an unquantized model's projections.
+    stored_bits: Bits on disk for each quantized weight, or for each weight
+      of an unquantized checkpoint.
+    programs: Compiled programs of this model.
+  """
+
+  decoder: Decoder
+  tokenizer: Tokenizer
+  config: ModelConfig
+  format: str
+  levels: tuple[int, ...]
+  decoding: formats.Decoding
+  policy: PolicyConfig
+  dtype: jnp.dtype
+  stored_bits: float
+  programs: Programs = dataclasses.field(default_factory=Programs)
+
+  @property
+  def eos_ids(self) -> tuple[int, ...]:
+    """Tokens with which the model ends an answer."""
+    return self.tokenizer.eos_ids
+
+  @property
+  def precisions(self) -> tuple[str | int, ...]:
+    """What `generate(precision=...)` accepts by name, the default first."""
+    if not self.levels:
+      return ("bf16",) if self.dtype == jnp.bfloat16 else ("fp32",)
+    if len(self.levels) == 1:
+      return self.levels
+    return ("adaptive", *self.levels)
+
+  def with_policy(self, policy: PolicyConfig) -> "LanguageModel":
+    """The same model under another policy.
+
+    Raises:
+      PrecisionError: The policy asks for levels that are not stored.
+    """
+    _check_policy(policy, self.levels, self.format)
+    return dataclasses.replace(self, policy=policy)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    policy: PolicyConfig | None = None,
+    compute_dtype: str | None = None,
+    dense: bool = False,
+) -> LanguageModel:
+  """Loads a checkpoint that `autoematic convert` wrote.
+
+  Args:
+    path: The checkpoint's directory.
+    policy: Overrides the policy stored with the checkpoint.
+    compute_dtype: `float32` or `bfloat16` projections of an unquantized
+      checkpoint; None takes the stored dtype.
+    dense: Dequantizes the weights at their highest level and runs them, and
+      everything else, in floating point.
+
+  Returns:
+    The model, ready for `generate`.
+
+  Raises:
+    CheckpointError: The directory is not a whole, unaltered checkpoint.
+    PrecisionError: The policy asks for levels that are not stored.
+  """
+  checkpoint = load_checkpoint(Path(path))
+  levels = () if dense else tuple(checkpoint.levels)
+  policy = policy or _stored_policy(checkpoint, levels)
+  _check_policy(policy, levels, checkpoint.format)
+  dtype = _dense_dtype(checkpoint, compute_dtype)
+  decoder = build_decoder(
+      checkpoint.config,
+      layers=_layers(checkpoint, dense),
+      rest=checkpoint.rest(),
+      dtype=dtype,
+  )
+  return LanguageModel(
+      decoder=decoder,
+      tokenizer=Tokenizer.from_dir(checkpoint.tokenizer_dir),
+      config=checkpoint.config,
+      format=checkpoint.format,
+      levels=levels,
+      decoding=checkpoint.decoding,
+      policy=policy,
+      dtype=dtype,
+      stored_bits=checkpoint.stored_bits,
+  )
+
+
+def _layers(checkpoint, dense):
+  """Tensors of each layer in order, read when asked for."""
+  for layer in range(checkpoint.config.num_layers):
+    tensors = checkpoint.layer(layer)
+    if dense:
+      tensors = {
+          name: formats.dequantize(tensor)
+          if isinstance(tensor, formats.QTensor)
+          else tensor
+          for name, tensor in tensors.items()
+      }
+    yield tensors
+
+
+def _check_policy(policy, levels, name):
+  if levels and not set(policy.levels) <= set(levels):
+    raise PrecisionError(
+        f"the policy's levels {policy.levels} are not all held by this"
+        f" {name} checkpoint, which offers {levels}"
+    )
+
+
+def _stored_policy(checkpoint, levels):
+  if checkpoint.policy is not None:
+    return PolicyConfig.from_dict(checkpoint.policy)
+  return PolicyConfig(levels=levels) if levels else PolicyConfig()
+
+
+def _dense_dtype(checkpoint, compute_dtype):
+  if compute_dtype is None:
+    compute_dtype = "bfloat16" if checkpoint.format == "bf16" else "float32"
+  if compute_dtype not in ("float32", "bfloat16"):
+    raise PrecisionError(
+        f"{compute_dtype=} must be 'float32' or 'bfloat16'"
+    )
+  return jnp.dtype(compute_dtype)

@@ -1,0 +1,134 @@
+"""What a person sees of a generation: a summary and a picture."""
+
+import numpy as np
+
+from autoematic_jax.errors import AutoematicError
+from autoematic_jax.generation import GenerationResult
+from autoematic_jax.language_model import LanguageModel
+
+
+def _shares(levels: np.ndarray) -> dict[str, float]:
+  executed = levels[levels > 0]
+  if not executed.size:
+    return {}
+  found, counts = np.unique(executed, return_counts=True)
+  return {
+      str(level): float(count / executed.size)
+      for level, count in zip(found, counts, strict=True)
+  }
+
+
+def level_shares(result: GenerationResult) -> dict[str, dict[str, float]]:
+  """Share of layer executions at each level, prefill and decode apart."""
+  return {
+      "prefill": _shares(result.prefill_levels),
+      "decode": _shares(result.trace),
+  }
+
+
+def execution_bits(result: GenerationResult) -> dict[str, float | None]:
+  """Mean nominal bits over layers, steps and requests that ran."""
+
+  def mean(levels):
+    executed = levels[levels > 0]
+    return float(executed.mean()) if executed.size else None
+
+  return {
+      "prefill": mean(result.prefill_levels),
+      "decode": mean(result.trace),
+  }
+
+
+def summary(result: GenerationResult, model: LanguageModel) -> str:
+  """A few lines about speed and precision."""
+  bits = execution_bits(result)
+  shares = level_shares(result)
+  generated = sum(map(len, result.token_ids))
+  lines = [
+      f"prompt tokens {sum(result.prompt_tokens)}, new tokens {generated}",
+      f"decode        {result.decode_tokens_per_second:.1f} tokens/s",
+      f"first token   {result.time_to_first_token:.2f} s"
+      f" (+ {result.compile_seconds:.1f} s compiling)",
+      f"weights       {model.format}, {model.stored_bits:.2f} stored bits a"
+      " weight",
+  ]
+  for phase in ("prefill", "decode"):
+    if bits[phase] is not None:
+      parts = ", ".join(
+          f"{share:.0%} at {level}" for level, share in shares[phase].items()
+      )
+      lines.append(f"{phase:13} {bits[phase]:.2f} execution bits ({parts})")
+  return "\n".join(lines)
+
+
+def require_matplotlib():
+  """The plotting module, drawing to files.
+
+  Raises:
+    AutoematicError: matplotlib is not installed.
+  """
+  try:
+    import matplotlib
+  except ImportError:
+    raise AutoematicError(
+        "plots need matplotlib: pip install 'autoematic_jax[plot]'"
+    ) from None
+  matplotlib.use("Agg")
+  from matplotlib import pyplot
+
+  return pyplot
+
+
+def plot_trace(
+    result: GenerationResult, levels: tuple[int, ...], path: str
+) -> None:
+  """Draws bits by layer (rows) and step (columns) of the first request.
+
+  Args:
+    result: A generation.
+    levels: Levels of the checkpoint, for the colours.
+    path: Image file to write.
+
+  Raises:
+    AutoematicError: matplotlib is missing or the file cannot be written.
+  """
+  pyplot = require_matplotlib()
+  from matplotlib import colors
+
+  shown = sorted(set(levels) | set(np.unique(result.prefill_levels).tolist()))
+  index = {level: position for position, level in enumerate(shown)}
+  palette = colors.ListedColormap(
+      pyplot.get_cmap("viridis")(np.linspace(0.1, 0.95, len(shown)))
+  )
+  prefill = result.prefill_levels[:, :1]
+  decode = result.trace[:, :, 0].T
+  decode = decode[:, (decode > 0).any(axis=0)] if decode.size else decode
+  figure, axes = pyplot.subplots(
+      1, 2, width_ratios=[1, 12], sharey=True, figsize=(10, 4.5)
+  )
+  for axis, grid, title in zip(
+      axes, (prefill, decode), ("prefill", "decode step"), strict=True
+  ):
+    coded = np.vectorize(index.get, otypes=[float])(grid)
+    if coded.size:
+      image = axis.imshow(
+          coded,
+          cmap=palette,
+          vmin=-0.5,
+          vmax=len(shown) - 0.5,
+          aspect="auto",
+          interpolation="nearest",
+          origin="lower",
+      )
+    axis.set_xlabel(title)
+  axes[0].set_xticks([])
+  axes[0].set_ylabel("layer")
+  axes[1].set_title("bits of each layer, chosen at run time")
+  bar = figure.colorbar(image, ax=axes, ticks=range(len(shown)))
+  bar.ax.set_yticklabels([f"{level} bits" for level in shown])
+  try:
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+  except (OSError, ValueError) as error:
+    raise AutoematicError(f"cannot write {path}: {error}") from error
+  finally:
+    pyplot.close(figure)

@@ -1,0 +1,113 @@
+"""Attention of new tokens over a cache, in an order fixed by position.
+
+Every sum over keys runs inside blocks of fixed width and then over blocks in
+ascending order. Keys past a request's end weigh exactly zero, so a request's
+result does not depend on how much longer its neighbours, or the cache, are.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from autoematic_jax.kv_cache import BLOCK
+
+_QUERY_BLOCK = 64
+
+
+def attend(
+    queries: Float[Array, "B T H D"],
+    keys: Float[Array, "B KV S D"],
+    values: Float[Array, "B KV S D"],
+    positions: Int[Array, "B T"],
+) -> Float[Array, "B T H D"]:
+  """Causal attention with grouped query heads.
+
+  Args:
+    queries: New tokens' queries, after rope.
+    keys: Every key of the request at its position; S is whole blocks.
+    values: The matching values.
+    positions: Position of each query; it sees keys up to itself.
+
+  Returns:
+    Weighted values, float32.
+  """
+  batch, tokens, heads, dim = queries.shape
+  kv_heads = keys.shape[1]
+  grouped = queries.reshape(batch, tokens, kv_heads, heads // kv_heads, dim)
+  # Heads that share a key become rows of one dot.
+  grouped = grouped.transpose(0, 2, 1, 3, 4) * dim**-0.5
+  if tokens <= _QUERY_BLOCK:
+    out = _attend_block(grouped, keys, values, positions)
+  else:
+    out = _attend_blocks(grouped, keys, values, positions)
+  return out.transpose(0, 2, 1, 3, 4).reshape(batch, tokens, heads, dim)
+
+
+def _attend_blocks(grouped, keys, values, positions):
+  """Query blocks one after the other, so that scores stay small."""
+  batch, kv_heads, tokens, group, dim = grouped.shape
+  blocks = -(-tokens // _QUERY_BLOCK)
+  pad = blocks * _QUERY_BLOCK - tokens
+  grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, pad), (0, 0), (0, 0)))
+  positions = jnp.pad(positions, ((0, 0), (0, pad)))
+  split = grouped.reshape(batch, kv_heads, blocks, _QUERY_BLOCK, group, dim)
+  out = lax.map(
+      lambda block: _attend_block(block[0], keys, values, block[1]),
+      (
+          jnp.moveaxis(split, 2, 0),
+          jnp.moveaxis(positions.reshape(batch, blocks, -1), 1, 0),
+      ),
+  )
+  out = jnp.moveaxis(out, 0, 2).reshape(batch, kv_heads, -1, group, dim)
+  return out[:, :, :tokens]
+
+
+def _attend_block(grouped, keys, values, positions):
+  batch, kv_heads, tokens, group, dim = grouped.shape
+  length = keys.shape[2]
+  rows = grouped.reshape(batch, kv_heads, tokens * group, dim)
+  scores = jnp.einsum("bhrd,bhsd->bhrs", rows, keys)
+  visible = jnp.arange(length)[None, None] <= positions[..., None]
+  visible = jnp.repeat(visible, group, axis=1)[:, None]
+  scores = jnp.where(visible, scores, -jnp.inf)
+  weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+  blocks = length // BLOCK
+  weights = weights.reshape(batch, kv_heads, tokens * group, blocks, BLOCK)
+  partial = jnp.einsum(
+      "bhrks,bhksd->kbhrd",
+      weights,
+      values.reshape(batch, kv_heads, blocks, BLOCK, dim),
+  )
+  total = jnp.moveaxis(weights.sum(-1), -1, 0)
+  out, norm = _sum_blocks(partial), _sum_blocks(total)
+  out = out / norm[..., None]
+  return out.reshape(batch, kv_heads, tokens, group, dim)
+
+
+def _sum_blocks(x):
+  """Sum over axis 0 in ascending order."""
+  out = x[0]
+  if x.shape[0] > 1:
+    out, _ = lax.scan(lambda acc, block: (acc + block, None), out, x[1:])
+  return out
+
+
+def rope_tables(
+    positions: Int[Array, "B T"], frequencies: Float[Array, "F"]
+) -> tuple[Float[Array, "B T F"], Float[Array, "B T F"]]:
+  """Cosines and sines of every position and frequency."""
+  angle = positions[..., None].astype(jnp.float32) * frequencies
+  return jnp.cos(angle), jnp.sin(angle)
+
+
+def apply_rope(
+    x: Float[Array, "B T H D"],
+    tables: tuple[Float[Array, "B T F"], Float[Array, "B T F"]],
+) -> Float[Array, "B T H D"]:
+  """Rotates the pairs (i, i + D/2) of each head."""
+  cos, sin = (table[:, :, None] for table in tables)
+  first, second = jnp.split(x, 2, axis=-1)
+  return jnp.concatenate(
+      [first * cos - second * sin, second * cos + first * sin], axis=-1
+  )
+

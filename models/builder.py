@@ -1,0 +1,152 @@
+"""Builds a decoder from tensors looked up by their Hugging Face names."""
+
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from autoematic_jax import formats
+from autoematic_jax.errors import CheckpointError
+from autoematic_jax.models.config import ModelConfig
+from autoematic_jax.models.layers import DenseLinear
+from autoematic_jax.models.layers import QuantizedLinear
+from autoematic_jax.models.layers import RMSNorm
+from autoematic_jax.models.transformer import Decoder
+from autoematic_jax.models.transformer import DecoderLayer
+from autoematic_jax.pallas_kernels.activation_quantization import (
+    ActivationConfig,
+)
+from autoematic_jax.pallas_kernels.extended_gemm import ExpandedWeight
+from autoematic_jax.pallas_kernels.extended_gemm import expand
+
+Tensor = formats.QTensor | Array | np.ndarray
+Tensors = dict[str, Tensor]
+
+
+def build_decoder(
+    config: ModelConfig,
+    *,
+    layers: Iterable[Tensors],
+    rest: Tensors,
+    dtype: jnp.dtype = jnp.float32,
+    activation_threshold: float = 0.003,
+) -> Decoder:
+  """Assembles a decoder, one layer in memory at a time.
+
+  Args:
+    config: The model's config.
+    layers: For each layer in order, its tensors by name relative to the
+      layer, such as `self_attn.q_proj.weight`.
+    rest: Embedding, final norm and output head by full name.
+    dtype: Of projections that are not quantized.
+    activation_threshold: Share of a subgroup's norm above which its
+      activations are refined.
+
+  Returns:
+    The decoder; its projections are quantized where the tensors are.
+
+  Raises:
+    CheckpointError: The number of layers is not that of the config.
+  """
+  builder = _LayerBuilder(config, dtype, activation_threshold)
+  stacked = _stack(
+      (builder.layer(tensors) for tensors in layers), config.num_layers
+  )
+  head = None
+  if not config.tie_word_embeddings:
+    head = jnp.asarray(rest["lm_head.weight"])
+  return Decoder(
+      embedding=jnp.asarray(rest["model.embed_tokens.weight"]),
+      layers=stacked,
+      norm=_norm(rest["model.norm.weight"], config),
+      head=head,
+      config=config,
+      choices=_choices(stacked),
+  )
+
+
+def _choices(layers):
+  weight = layers.qkv
+  if isinstance(weight, DenseLinear):
+    return ()
+  return weight.weight.get_value().levels
+
+
+def _norm(scale, config):
+  return RMSNorm(jnp.asarray(scale, jnp.float32), config.rms_norm_eps)
+
+
+class _LayerBuilder:
+  """Joins the tensors of a layer that read the same input."""
+
+  def __init__(self, config, dtype, activation_threshold):
+    self.config = config
+    self.dtype = dtype
+    self.activation_threshold = activation_threshold
+
+  def layer(self, tensors: Tensors) -> DecoderLayer:
+    """One decoder layer from its tensors."""
+    attention = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
+    return DecoderLayer(
+        input_norm=_norm(tensors["input_layernorm.weight"], self.config),
+        qkv=self._linear(tensors, attention),
+        output=self._linear(tensors, ["self_attn.o_proj"]),
+        mlp_norm=_norm(
+            tensors["post_attention_layernorm.weight"], self.config
+        ),
+        gate_up=self._linear(tensors, ["mlp.gate_proj", "mlp.up_proj"]),
+        down=self._linear(tensors, ["mlp.down_proj"]),
+    )
+
+  def _linear(self, tensors, names):
+    weights = [tensors[f"{name}.weight"] for name in names]
+    bias = None
+    if f"{names[0]}.bias" in tensors:
+      biases = [tensors[f"{name}.bias"] for name in names]
+      bias = jnp.concatenate([jnp.asarray(b, jnp.float32) for b in biases])
+    if isinstance(weights[0], formats.QTensor):
+      activation = ActivationConfig(
+          threshold=self.activation_threshold, decoding=weights[0].decoding
+      )
+      return QuantizedLinear(expand(weights), bias, activation)
+    kernel = np.concatenate([np.asarray(weight) for weight in weights])
+    return DenseLinear(jnp.asarray(kernel, self.dtype), bias)
+
+
+def _stack(layers, count):
+  """Stacks modules of one structure along a new leading axis."""
+  buffers, treedef, filled = None, None, 0
+  for module in layers:
+    leaves, structure = jax.tree.flatten(module)
+    if buffers is None:
+      treedef = structure
+      buffers = [np.empty((count, *x.shape), x.dtype) for x in leaves]
+    if structure != treedef or filled == count:
+      raise CheckpointError(
+          f"layer {filled} has other tensors than layer 0, or there are more"
+          f" than {count} layers"
+      )
+    for buffer, leaf in zip(buffers, leaves, strict=True):
+      buffer[filled] = np.asarray(leaf)
+    filled += 1
+  if filled != count:
+    raise CheckpointError(f"{filled} layers were given; config has {count}")
+  arrays = [jnp.asarray(buffer) for buffer in buffers]
+  return jax.tree.unflatten(treedef, arrays)
+
+
+def expanded_weights(decoder: Decoder) -> list[ExpandedWeight]:
+  """Every quantized projection of a decoder, stacked over layers."""
+  linears = (
+      decoder.layers.qkv,
+      decoder.layers.output,
+      decoder.layers.gate_up,
+      decoder.layers.down,
+  )
+  return [
+      linear.weight.get_value()
+      for linear in linears
+      if isinstance(linear, QuantizedLinear)
+  ]

@@ -1,0 +1,187 @@
+"""Linear layers, norms and the precision that a layer runs at."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from autoematic_jax.pallas_kernels.activation_quantization import (
+    ActivationConfig,
+)
+from autoematic_jax.pallas_kernels.extended_gemm import DECODE_ROW_TILE
+from autoematic_jax.pallas_kernels.extended_gemm import PREFILL_ROW_TILE
+from autoematic_jax.pallas_kernels.extended_gemm import ExpandedWeight
+from autoematic_jax.pallas_kernels.extended_gemm import extended_gemm
+from autoematic_jax.pallas_kernels.extended_gemm import to_float32
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Precision:
+  """Levels of the requests of a batch at one layer.
+
+  Attributes:
+    levels: `[B]` int32 bits.
+    branch: Index into `choices` when all requests agree, else
+      `len(choices)`: the mixed batch.
+    choices: Levels that requests may ask for.
+  """
+
+  levels: Int[Array, "B"]
+  branch: Int[Array, ""]
+  choices: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+  @classmethod
+  def of(
+      cls, levels: Int[Array, "B"], choices: Sequence[int]
+  ) -> "Precision":
+    """The precision of a batch whose requests sit at `levels`.
+
+    A dense model offers no choices and has the one branch 0.
+    """
+    choices = tuple(choices)
+    if not choices:
+      return cls(levels=levels, branch=jnp.int32(0), choices=())
+    index = jnp.searchsorted(jnp.asarray(choices, jnp.int32), levels[0])
+    agree = jnp.all(levels == levels[0])
+    branch = jnp.where(agree, index, len(choices)).astype(jnp.int32)
+    return cls(levels=levels, branch=branch, choices=choices)
+
+
+class QuantizedLinear(nnx.Module):
+  """`x @ weight.T + bias` at the precision of each request.
+
+  The level is chosen by `lax.switch`: one branch a level, and one for batches
+  whose requests disagree, which share a single GEMM.
+  """
+
+  def __init__(
+      self,
+      weight: ExpandedWeight,
+      bias: Float[Array, "N"] | None = None,
+      activation: ActivationConfig | None = None,
+  ):
+    self.weight = nnx.Param(weight)
+    self.bias = nnx.Param(bias) if bias is not None else None
+    self.activation = activation
+
+  def __call__(
+      self, x: Float[Array, "B T K"], precision: Precision
+  ) -> Float[Array, "B T N"]:
+    batch, tokens, width = x.shape
+    weight = self.weight.get_value()
+    gemm = partial(
+        extended_gemm,
+        weight=weight,
+        activation=self.activation,
+        row_tile=DECODE_ROW_TILE if tokens == 1 else PREFILL_ROW_TILE,
+    )
+
+    def branch(present):
+      def run(rows, levels):
+        return gemm(rows, levels=levels, present=present)
+
+      return run
+
+    branches = [branch((level,)) for level in precision.choices]
+    if batch > 1 and len(precision.choices) > 1:
+      branches.append(branch(precision.choices))
+    out = lax.switch(
+        precision.branch,
+        branches,
+        x.reshape(batch * tokens, width),
+        jnp.repeat(precision.levels, tokens),
+    ).reshape(batch, tokens, -1)
+    return out if self.bias is None else out + self.bias.get_value()
+
+
+class DenseLinear(nnx.Module):
+  """`x @ kernel.T + bias` in floating point, whatever the precision."""
+
+  def __init__(
+      self,
+      kernel: Float[Array, "N K"],
+      bias: Float[Array, "N"] | None = None,
+  ):
+    self.kernel = nnx.Param(kernel)
+    self.bias = nnx.Param(bias) if bias is not None else None
+
+  def __call__(
+      self, x: Float[Array, "B T K"], precision: Precision | None = None
+  ) -> Float[Array, "B T N"]:
+    batch, tokens, width = x.shape
+    kernel = self.kernel.get_value()
+    rows = x.reshape(batch * tokens, width).astype(kernel.dtype)
+    out = dense_rows(rows, kernel, one_by_one=tokens == 1)
+    out = out.reshape(batch, tokens, -1)
+    return out if self.bias is None else out + self.bias.get_value()
+
+
+def dense_rows(
+    rows: Float[Array, "M K"], kernel: Float[Array, "N K"], *, one_by_one: bool
+) -> Float[Array, "M N"]:
+  """`rows @ kernel.T` in float32.
+
+  Args:
+    rows: Inputs in the kernel's dtype.
+    kernel: float32 or bfloat16.
+    one_by_one: One dot a row, so that a row's bits do not depend on how many
+      rows there are.
+
+  Returns:
+    float32 products.
+  """
+  rows, kernel = to_float32(rows), to_float32(kernel)
+
+  def dot(x):
+    return jnp.einsum("mk,nk->mn", x, kernel, precision=lax.Precision.HIGHEST)
+
+  if one_by_one and rows.shape[0] > 1:
+    return lax.map(lambda row: dot(row[None])[0], rows)
+  return dot(rows)
+
+
+def output_head(
+    hidden: Float[Array, "B D"], kernel: Float[Array, "V D"]
+) -> Float[Array, "B V"]:
+  """Logits in float32, a cacheful of the vocabulary at a time.
+
+  Reading the head once for all requests, rather than once a request, is what
+  the chunks are for; the dots stay one a row.
+  """
+  vocab, width = kernel.shape
+  if hidden.shape[0] == 1:
+    return dense_rows(hidden, kernel, one_by_one=True)
+  chunk = _chunk_rows(vocab, width)
+
+  def logits(index):
+    part = lax.dynamic_slice_in_dim(kernel, index * chunk, chunk)
+    return dense_rows(hidden, part, one_by_one=True)
+
+  chunks = lax.map(logits, jnp.arange(vocab // chunk))
+  return chunks.swapaxes(0, 1).reshape(hidden.shape[0], vocab)
+
+
+def _chunk_rows(vocab, width, cache_bytes=6 << 20):
+  """Largest divisor of `vocab` whose float32 rows fit `cache_bytes`."""
+  most = max(1, cache_bytes // (4 * width))
+  chunk = next(n for n in range(min(vocab, most), 0, -1) if vocab % n == 0)
+  return chunk if chunk >= 256 else vocab
+
+
+class RMSNorm(nnx.Module):
+  """Root-mean-square norm in float32."""
+
+  def __init__(self, scale: Float[Array, "D"], epsilon: float):
+    self.scale = nnx.Param(scale)
+    self.epsilon = epsilon
+
+  def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+    mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    scale = self.scale.get_value().astype(jnp.float32)
+    return x * lax.rsqrt(mean_square + self.epsilon) * scale

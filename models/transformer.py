@@ -1,0 +1,258 @@
+"""One decoder-only transformer, made from a config.
+
+Layers are stacked along a leading axis and run in a `lax.scan` whose carry
+holds the hidden states, the packed KV cache and the policy's state; each layer
+reads its level from that state, runs, and updates it from what it did to the
+hidden states (paper section 3.1).
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from autoematic_jax import kv_cache
+from autoematic_jax import policy as policy_lib
+from autoematic_jax import signals
+from autoematic_jax.models import attention
+from autoematic_jax.models.config import ModelConfig
+from autoematic_jax.models.config import RopeScaling
+from autoematic_jax.models.layers import DenseLinear
+from autoematic_jax.models.layers import Precision
+from autoematic_jax.models.layers import QuantizedLinear
+from autoematic_jax.models.layers import RMSNorm
+from autoematic_jax.models.layers import output_head
+from autoematic_jax.pallas_kernels.extended_gemm import to_float32
+
+Linear = QuantizedLinear | DenseLinear
+Phase = Literal["prefill", "decode"]
+
+ADAPTIVE = -1
+"""Marks a layer whose level the policy chooses."""
+
+
+class DecoderLayer(nnx.Module):
+  """Attention and gated MLP, each behind a norm and a residual."""
+
+  def __init__(
+      self,
+      *,
+      input_norm: RMSNorm,
+      qkv: Linear,
+      output: Linear,
+      mlp_norm: RMSNorm,
+      gate_up: Linear,
+      down: Linear,
+  ):
+    self.input_norm = input_norm
+    self.qkv = qkv
+    self.output = output
+    self.mlp_norm = mlp_norm
+    self.gate_up = gate_up
+    self.down = down
+
+  def attend(
+      self,
+      hidden: Float[Array, "B T D"],
+      context: "Context",
+      cache: kv_cache.KVCache,
+      layer: Int[Array, ""],
+      precision: Precision,
+  ) -> tuple[Float[Array, "B T D"], kv_cache.KVCache]:
+    """Attention block: stores the new keys and values, then attends."""
+    config = context.config
+    batch, tokens, _ = hidden.shape
+    joined = self.qkv(self.input_norm(hidden), precision)
+    joined = joined.reshape(batch, tokens, -1, config.head_dim)
+    queries, keys, values = jnp.split(
+        joined,
+        [config.num_heads, config.num_heads + config.num_kv_heads],
+        axis=2,
+    )
+    queries = attention.apply_rope(queries, context.rope)
+    keys = attention.apply_rope(keys, context.rope)
+    cache = kv_cache.write(
+        cache,
+        layer,
+        context.positions[:, 0],
+        keys.swapaxes(1, 2),
+        values.swapaxes(1, 2),
+        precision.levels,
+    )
+    all_keys, all_values = kv_cache.read(cache, layer)
+    mixed = attention.attend(queries, all_keys, all_values, context.positions)
+    return self.output(mixed.reshape(batch, tokens, -1), precision), cache
+
+  def mlp(
+      self, hidden: Float[Array, "B T D"], precision: Precision
+  ) -> Float[Array, "B T D"]:
+    """SwiGLU block."""
+    gate, up = jnp.split(
+        self.gate_up(self.mlp_norm(hidden), precision), 2, axis=-1
+    )
+    return self.down(nnx.silu(gate) * up, precision)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+  """What every layer of one pass shares.
+
+  Attributes:
+    positions: `[B, T]` position of each new token; consecutive in a row.
+    token_mask: `[B, T]` False for padding.
+    rope: Cosines and sines `[B, T, head_dim / 2]`.
+    config: The model's config.
+  """
+
+  positions: Int[Array, "B T"]
+  token_mask: Bool[Array, "B T"]
+  rope: tuple[Float[Array, "B T F"], Float[Array, "B T F"]]
+  config: ModelConfig = dataclasses.field(metadata={"static": True})
+
+
+class Decoder(nnx.Module):
+  """Embedding, stacked layers, final norm and output head.
+
+  Attributes:
+    embedding: `[V, D]`.
+    layers: One DecoderLayer whose arrays carry a leading layer axis.
+    norm: Final norm.
+    head: `[V, D]` output head, or None when tied to the embedding.
+    config: The model's config.
+    choices: Levels that its weights hold; empty for a dense model.
+  """
+
+  def __init__(
+      self,
+      *,
+      embedding: Float[Array, "V D"],
+      layers: DecoderLayer,
+      norm: RMSNorm,
+      head: Float[Array, "V D"] | None,
+      config: ModelConfig,
+      choices: tuple[int, ...],
+  ):
+    self.embedding = nnx.Param(embedding)
+    self.layers = layers
+    self.norm = norm
+    self.head = nnx.Param(head) if head is not None else None
+    self.config = config
+    self.choices = choices
+
+  def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    """Rows of the embedding, float32."""
+    return to_float32(self.embedding.get_value()[tokens])
+
+  def logits(self, hidden: Float[Array, "B D"]) -> Float[Array, "B V"]:
+    """Next-token logits from the last hidden states, float32."""
+    head = self.embedding if self.head is None else self.head
+    return output_head(self.norm(hidden), head.get_value())
+
+  def run_layers(
+      self,
+      tokens: Int[Array, "B T"],
+      *,
+      start: Int[Array, "B"],
+      lengths: Int[Array, "B"],
+      cache: kv_cache.KVCache,
+      policy: policy_lib.PolicyState,
+      forced: Int[Array, "L"],
+      policy_config: policy_lib.PolicyConfig,
+      phase: Phase,
+  ) -> tuple[
+      Float[Array, "B T D"],
+      kv_cache.KVCache,
+      policy_lib.PolicyState,
+      Int[Array, "L B"],
+  ]:
+    """Runs new tokens through every layer.
+
+    Args:
+      tokens: New tokens, padded at the end.
+      start: Position of each request's first new token.
+      lengths: New tokens of each request; the rest is padding.
+      cache: Cache that holds positions below `start`.
+      policy: State at the beginning of this pass.
+      forced: Bits of each layer, or ADAPTIVE to follow the policy.
+      policy_config: The policy's constants.
+      phase: Which of the policy's rules apply.
+
+    Returns:
+      Hidden states before the final norm, the cache, the policy's state and
+      the bits that each layer ran at.
+    """
+    count = tokens.shape[1]
+    positions = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+    context = Context(
+        positions=positions,
+        token_mask=jnp.arange(count)[None] < lengths[:, None],
+        rope=attention.rope_tables(positions, rope_frequencies(self.config)),
+        config=self.config,
+    )
+
+    def body(carry, inputs):
+      hidden, cache, policy = carry
+      layer_module, layer, forced_bits = inputs
+      bits = policy_lib.level_bits(policy_config, policy)
+      bits = jnp.where(forced_bits == ADAPTIVE, bits, forced_bits)
+      hidden_out, cache = _run_layer(
+          layer_module, hidden, context, cache, layer, bits, self.choices
+      )
+      activity = signals.layer_update_activity(
+          hidden,
+          hidden_out,
+          context.token_mask,
+          reduction=policy_config.reduction,
+          epsilon=policy_config.epsilon,
+      )
+      update = (
+          policy_lib.update_prefill
+          if phase == "prefill"
+          else policy_lib.update_decode
+      )
+      policy = update(policy_config, policy, activity, layer)
+      return (hidden_out, cache, policy), bits
+
+    layers = jnp.arange(self.config.num_layers, dtype=jnp.int32)
+    (hidden, cache, policy), bits = lax.scan(
+        body,
+        (self.embed(tokens), cache, policy),
+        (self.layers, layers, forced),
+    )
+    return hidden, cache, policy, bits
+
+
+def _run_layer(module, hidden, context, cache, layer, bits, choices):
+  precision = Precision.of(bits, choices)
+  attended, cache = module.attend(hidden, context, cache, layer, precision)
+  hidden = hidden + attended
+  return hidden + module.mlp(hidden, precision), cache
+
+
+def rope_frequencies(config: ModelConfig) -> Float[np.ndarray, "F"]:
+  """Rotary frequencies, scaled as the config says, `[head_dim / 2]`."""
+  exponent = np.arange(0, config.head_dim, 2, dtype=np.float64)
+  frequencies = config.rope_theta ** -(exponent / config.head_dim)
+  scaling = config.rope_scaling
+  if scaling is not None and scaling.kind == "linear":
+    frequencies = frequencies / scaling.factor
+  if scaling is not None and scaling.kind == "llama3":
+    frequencies = _llama3_frequencies(frequencies, scaling)
+  return frequencies.astype(np.float32)
+
+
+def _llama3_frequencies(frequencies, scaling: RopeScaling):
+  """Keeps short wavelengths, divides long ones, blends between."""
+  wavelength = 2 * np.pi / frequencies
+  positions = scaling.original_max_positions
+  blend = (positions / wavelength - scaling.low_freq_factor) / (
+      scaling.high_freq_factor - scaling.low_freq_factor
+  )
+  blend = np.clip(blend, 0.0, 1.0)
+  return (1 - blend) * frequencies / scaling.factor + blend * frequencies

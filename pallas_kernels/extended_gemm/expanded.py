@@ -1,0 +1,154 @@
+"""Weights expanded once at load for hardware without a 4-bit decoder."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Int8
+
+from autoematic_jax import formats
+from autoematic_jax.errors import QTensorError
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpandedWeight:
+  """A weight `[N, K]` in a form that a CPU decodes quickly, K-major.
+
+  The base weight of input k and output n is
+  `codes[k, n] / code_unit * group_scale[k // 16, n] * tensor_scale[n]`; the
+  level of a row adds `refinement6[i]` (or `refinement8[i]`) at input
+  `columns[i]`, in the same scale before `tensor_scale`. Arrays may carry
+  leading axes for stacked layers.
+
+  Attributes:
+    codes: `[..., Kp, N]` twice the E2M1 value (8 times the E2M3 value).
+    group_scale: `[..., Kp / 16, N]` float32, decoded E4M3.
+    tensor_scale: `[..., N]` float32.
+    columns: `[..., C]` int32 refined inputs, C = 4 a refined subgroup.
+    refinement6: `[..., C, N]` bfloat16 `delta * group_scale` (exact), or None.
+    refinement8: The same at 8 bits, or None.
+    mask: `[..., Kp / 4]` refined subgroups.
+    format: Format of the tensor.
+    decoding: Step of the offsets.
+    inputs: K before padding.
+  """
+
+  codes: Int8[Array, "*L Kp N"]
+  group_scale: Float[Array, "*L G N"]
+  tensor_scale: Float[Array, "*L N"]
+  columns: Int[Array, "*L C"]
+  refinement6: Float[Array, "*L C N"] | None
+  refinement8: Float[Array, "*L C N"] | None
+  mask: Bool[Array, "*L S"]
+  format: formats.Format = dataclasses.field(metadata={"static": True})
+  decoding: formats.Decoding = dataclasses.field(metadata={"static": True})
+  inputs: int = dataclasses.field(metadata={"static": True})
+
+  @property
+  def code_unit(self) -> float:
+    """Codes per unit of element value."""
+    return 8.0 if self.format == "fp6g" else 2.0
+
+  @property
+  def levels(self) -> tuple[int, ...]:
+    """Levels that rows can run at, ascending."""
+    return formats.LEVELS[self.format]
+
+  @property
+  def outputs(self) -> int:
+    return self.codes.shape[-1]
+
+
+def expand(weights: Sequence[formats.QTensor]) -> ExpandedWeight:
+  """Joins tensors that read the same input and expands them.
+
+  Args:
+    weights: Tensors `[N_i, K]` of one format and one refinement mask; each
+      keeps its own tensor scale.
+
+  Returns:
+    The expanded `[sum N_i, K]` weight.
+
+  Raises:
+    QTensorError: Formats, decodings, widths or masks differ.
+  """
+  first = weights[0]
+  for other in weights[1:]:
+    for name in ("format", "decoding", "columns"):
+      if getattr(first, name) != getattr(other, name):
+        raise QTensorError(
+            f"tensors joined along their outputs differ in {name}:"
+            f" {getattr(first, name)!r} and {getattr(other, name)!r}"
+        )
+    if first.refinement_mask is not None and not np.array_equal(
+        first.refinement_mask, other.refinement_mask
+    ):
+      raise QTensorError(
+          "tensors joined along their outputs have different refinement masks"
+      )
+  columns, mask = _refined(first)
+  parts = [_expand_one(weight, columns) for weight in weights]
+  joined = {
+      name: None
+      if parts[0][name] is None
+      else jnp.concatenate([part[name] for part in parts], axis=-1)
+      for name in parts[0]
+  }
+  return ExpandedWeight(
+      **joined,
+      columns=jnp.asarray(columns),
+      mask=jnp.asarray(mask),
+      format=first.format,
+      decoding=first.decoding,
+      inputs=first.columns,
+  )
+
+
+def _refined(weight):
+  """Refined columns `[..., C]` and mask `[..., Kp / 4]` of a tensor."""
+  lead = weight.codes.shape[:-2]
+  if weight.refinement_mask is None:
+    subgroups = weight.padded_columns // formats.SUBGROUP
+    return np.zeros((*lead, 0), np.int32), np.zeros((*lead, subgroups), bool)
+  return formats.refined_columns(weight), formats.mask_bits(weight)
+
+
+def _expand_one(weight, columns):
+  unit = 8.0 if weight.format == "fp6g" else 2.0
+  codes = jnp.round(formats.decode_base(weight) * unit).astype(jnp.int8)
+  scale = formats.decode_e4m3(weight.group_scale)
+  rows = weight.codes.shape[-2]
+  lead = weight.codes.shape[:-2]
+  tensor_scale = jnp.broadcast_to(
+      jnp.asarray(weight.tensor_scale)[..., None], (*lead, rows)
+  )
+  refinements = {}
+  for level in (6, 8):
+    refinements[f"refinement{level}"] = None
+    if weight.offsets is not None and level in weight.levels:
+      delta = formats.decode_offsets(weight, level)
+      column_scale = jnp.take_along_axis(
+          scale, jnp.asarray(columns)[..., None, :] // formats.GROUP, axis=-1
+      )
+      # A power of two times at most 4 bits times E4M3's 4: exact in bfloat16.
+      refinements[f"refinement{level}"] = jnp.swapaxes(
+          (delta * column_scale).astype(jnp.bfloat16), -1, -2
+      )
+  return {
+      "codes": jnp.swapaxes(codes, -1, -2),
+      "group_scale": jnp.swapaxes(scale, -1, -2),
+      "tensor_scale": tensor_scale,
+      **refinements,
+  }
+
+
+def expanded_bytes(weight: ExpandedWeight) -> int:
+  """Bytes that an expanded weight holds in memory."""
+  return sum(
+      math.prod(leaf.shape) * leaf.dtype.itemsize
+      for leaf in jax.tree.leaves(weight)
+  )
