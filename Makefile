@@ -44,7 +44,7 @@ test: $(VENV)/.test $(if $(PARITY),$(VENV)/.parity)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "$(MARKERS)" $(TESTS)
 
 test-gpu: $(VENV)/.test $(VENV)/.cuda
-	@JAX_PLATFORMS=cuda $(BIN)/python -m pytest -m gpu $(TESTS)
+	@JAX_PLATFORMS=cuda,cpu $(BIN)/python -m pytest -m gpu $(TESTS)
 
 lint: $(VENV)/.lint
 	@$(BIN)/ruff format --check .
