@@ -19,7 +19,6 @@ DEMO := build/smollm2-autofp6
 override PROMPT := $(value PROMPT)
 export PROMPT
 
-.DELETE_ON_ERROR:
 .PHONY: help demo test test-gpu lint types format clean
 
 help:
@@ -34,11 +33,11 @@ help:
 demo: $(DEMO)/autoematic.json
 	@$(BIN)/autoematic generate $(DEMO) --prompt="$$PROMPT" $(DEMO_ARGS)
 
-# The metadata is in place only when the whole conversion is: an interrupted
-# one starts again.
+# The metadata is in place only when the whole conversion is. Without it, what
+# lies there is of no use and is replaced.
 $(DEMO)/autoematic.json: | $(VENV)/.demo
 	@gguf=$$($(BIN)/python tools/demo_weights.py) && \
-	  $(BIN)/autoematic convert "$$gguf" $(@D) --format autofp6
+	  $(BIN)/autoematic convert "$$gguf" $(@D) --format autofp6 --force
 
 test: $(VENV)/.test $(if $(PARITY),$(VENV)/.parity)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "$(MARKERS)" $(TESTS)

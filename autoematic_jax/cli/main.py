@@ -6,7 +6,6 @@ imported, so that `autoematic --help` need not wait for JAX.
 """
 
 import argparse
-import functools
 import importlib
 import os
 import signal
@@ -30,7 +29,11 @@ COMMANDS = {
 
 def main() -> None:
   """Runs the command line and exits with its code."""
-  app.run(_run, flags_parser=parse_arguments)
+  try:
+    app.run(_run, flags_parser=parse_arguments)
+  except KeyboardInterrupt:
+    print("autoematic: interrupted", file=sys.stderr)
+    sys.exit(128 + signal.SIGINT)
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -45,41 +48,45 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     action="version",
     version=f"%(prog)s {autoematic_jax.__version__}",
   )
-  parser.add_argument(
-    "--verbose",
-    action="store_true",
-    help="show the traceback of an error",
-  )
-  # The flags of absl go before the subcommand: beneath it, a flag that some
-  # library defines could clash with an argument.
+  _add_verbose(parser, default=False)
   commands = parser.add_subparsers(
     dest="command",
     metavar="COMMAND",
     required=True,
-    parser_class=functools.partial(
-      argparse_flags.ArgumentParser, inherited_absl_flags=None
-    ),
+    parser_class=_SubcommandParser,
   )
   asked = next((word for word in argv[1:] if word in COMMANDS), None)
   for name, summary in COMMANDS.items():
     command = commands.add_parser(
-      name, help=summary, description=_sentence(summary), allow_abbrev=False
+      name, help=summary, description=_sentence(summary)
     )
     if name == asked:
-      _fill(command, name)
+      module = importlib.import_module(f"autoematic_jax.cli.{name}")
+      module.add_arguments(command)
+      command.set_defaults(run=module.run)
   return parser.parse_args(argv[1:])
 
 
-def _fill(command: argparse.ArgumentParser, name: str) -> None:
-  module = importlib.import_module(f"autoematic_jax.cli.{name}")
-  module.add_arguments(command)
-  command.add_argument(
+class _SubcommandParser(argparse_flags.ArgumentParser):
+  """The parser of a subcommand, and of those nested in it.
+
+  The flags of absl go before the subcommand: beneath it, a flag that some
+  library defines could clash with an argument.
+  """
+
+  def __init__(self, **kwargs):
+    super().__init__(inherited_absl_flags=None, allow_abbrev=False, **kwargs)
+    # Without a default, so as to leave what stood before the subcommand.
+    _add_verbose(self, default=argparse.SUPPRESS)
+
+
+def _add_verbose(parser: argparse.ArgumentParser, default: bool | str) -> None:
+  parser.add_argument(
     "--verbose",
     action="store_true",
-    default=argparse.SUPPRESS,
+    default=default,
     help="show the traceback of an error",
   )
-  command.set_defaults(run=module.run)
 
 
 def _sentence(summary: str) -> str:
@@ -97,9 +104,6 @@ def _run(args: argparse.Namespace) -> int:
     message = " ".join(str(error).split())
     print(f"autoematic {args.command}: error: {message}", file=sys.stderr)
     return 1
-  except KeyboardInterrupt:
-    print(f"autoematic {args.command}: interrupted", file=sys.stderr)
-    return 128 + signal.SIGINT
   except BrokenPipeError:
     # The reader went away, as `head` does. Python would complain once more
     # when it flushes stdout at exit.

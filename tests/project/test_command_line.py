@@ -107,10 +107,18 @@ def test_error_for_the_user_is_one_line():
 
 
 @pytest.mark.parametrize(
-  "arguments", [("--verbose", "generate"), ("generate", "--verbose")]
+  "arguments",
+  [
+    ("--verbose", "generate", "fast"),
+    ("generate", "--verbose", "fast"),
+    ("generate", "fast", "--verbose"),
+  ],
 )
 def test_verbose_shows_the_traceback(arguments):
-  before = with_subcommand("raise AutoematicError('weights are missing')")
+  before = with_subcommand("raise AutoematicError('weights are missing')") + (
+    "add = lambda parser: parser.add_subparsers().add_parser('fast')\n"
+    "module.add_arguments = add\n"
+  )
   done = autoematic(*arguments, before=before)
   assert done.returncode == 1
   assert "Traceback (most recent call last)" in done.stderr
@@ -131,7 +139,18 @@ def test_interrupt_is_told_in_one_line():
   )
   done = autoematic("generate", before=before)
   assert done.returncode == 130
-  assert done.stderr == "autoematic generate: interrupted\n"
+  assert done.stderr == "autoematic: interrupted\n"
+
+
+def test_interrupt_while_a_subcommand_is_imported_is_told_in_one_line():
+  before = with_subcommand("return 0") + (
+    "class Slow:\n"
+    "  def __getattr__(self, name): raise KeyboardInterrupt\n"
+    "sys.modules[name] = Slow()\n"
+  )
+  done = autoematic("generate", before=before)
+  assert done.returncode == 130
+  assert done.stderr == "autoematic: interrupted\n"
 
 
 def test_reader_that_goes_away_is_no_error():
