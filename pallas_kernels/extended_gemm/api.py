@@ -1,6 +1,7 @@
 """Mixed-precision GEMM: shapes, dispatch and checks."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import jax
@@ -29,7 +30,7 @@ PREFILL_ROW_TILE = 16
 def extended_gemm(
     x: Float[Array, "M K"],
     weight: formats.QTensor | ExpandedWeight,
-    levels: Int[Array, "M"] | int,
+    levels: Int[Array | np.ndarray, "..."] | int,
     *,
     activation: ActivationConfig | None = None,
     present: Sequence[int] | None = None,
@@ -57,7 +58,7 @@ def extended_gemm(
     PrecisionError: A level the weight does not hold, an implementation that
       does not take this form of weight, or shapes that do not fit.
   """
-  implementation = _resolve(weight, implementation)
+  _check_implementation(weight, implementation)
   inputs = weight.columns if _is_packed(weight) else weight.inputs
   if x.ndim != 2 or x.shape[1] != inputs:
     raise PrecisionError(
@@ -70,6 +71,13 @@ def extended_gemm(
     raise PrecisionError(
         f"{activation.decoding=} differs from {weight.decoding=}"
     )
+  if row_tile is None:
+    row_tile = DECODE_ROW_TILE if x.shape[0] <= 32 else PREFILL_ROW_TILE
+  return _run(x, weight, levels, activation, present, row_tile)
+
+
+@partial(jax.jit, static_argnames=("activation", "present", "row_tile"))
+def _run(x, weight, levels, activation, present, row_tile):
   rows = quantize_rows(
       x,
       levels,
@@ -78,10 +86,8 @@ def extended_gemm(
       element="e2m3" if weight.format == "fp6g" else "e2m1",
       present=present,
   )
-  if implementation == "reference":
+  if _is_packed(weight):
     return reference.extended_gemm(rows, weight)
-  if row_tile is None:
-    row_tile = DECODE_ROW_TILE if x.shape[0] <= 32 else PREFILL_ROW_TILE
   return xla.extended_gemm(rows, weight, present=present, row_tile=row_tile)
 
 
@@ -89,7 +95,7 @@ def _is_packed(weight):
   return isinstance(weight, formats.QTensor)
 
 
-def _resolve(weight, implementation):
+def _check_implementation(weight, implementation):
   takes = "reference" if _is_packed(weight) else "xla"
   if implementation not in (None, "reference", "xla"):
     raise PrecisionError(
@@ -101,7 +107,6 @@ def _resolve(weight, implementation):
         " 'reference' takes a QTensor, 'xla' an ExpandedWeight made by"
         " expand([qtensor])"
     )
-  return takes
 
 
 def _mask(weight):

@@ -117,6 +117,7 @@ def _refined(weight):
   return formats.refined_columns(weight), formats.mask_bits(weight)
 
 
+@jax.jit
 def _expand_one(weight, columns):
   unit = 8.0 if weight.format == "fp6g" else 2.0
   codes = jnp.round(formats.decode_base(weight) * unit).astype(jnp.int8)

@@ -1,0 +1,64 @@
+"""The two signals that the policy reads off a running model (paper 3.1)."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+Reduction = Literal["frobenius", "token_mean"]
+
+
+def layer_update_activity(
+    before: Float[Array, "B T D"],
+    after: Float[Array, "B T D"],
+    token_mask: Bool[Array, "B T"],
+    *,
+    reduction: Reduction = "frobenius",
+    epsilon: float = 1e-6,
+) -> Float[Array, "B"]:
+  """How much a layer changed each request's hidden states (equation 1).
+
+  Args:
+    before: Hidden states that entered the layer.
+    after: Hidden states that left it.
+    token_mask: The request's own tokens of this pass; padding comes last and
+      adds exact zeros.
+    reduction: `frobenius` takes the norms over all tokens together,
+      `token_mean` the mean of the tokens' own ratios.
+    epsilon: Added to the norm of `before`.
+
+  Returns:
+    `||after - before|| / (||before|| + epsilon)`.
+  """
+  before = before.astype(jnp.float32)
+  change = jnp.sum(jnp.square(after.astype(jnp.float32) - before), axis=-1)
+  size = jnp.sum(jnp.square(before), axis=-1)
+  if reduction == "token_mean":
+    ratio = jnp.sqrt(change) / (jnp.sqrt(size) + epsilon)
+    count = jnp.maximum(jnp.sum(token_mask, axis=1), 1)
+    return jnp.sum(jnp.where(token_mask, ratio, 0.0), axis=1) / count
+  change = jnp.sum(jnp.where(token_mask, change, 0.0), axis=1)
+  size = jnp.sum(jnp.where(token_mask, size, 0.0), axis=1)
+  return jnp.sqrt(change) / (jnp.sqrt(size) + epsilon)
+
+
+def topk_entropy(logits: Float[Array, "B V"], k: int) -> Float[Array, "B"]:
+  """Entropy of the softmax over the k largest logits, divided by log k.
+
+  Args:
+    logits: Next-token logits; NaN gives NaN.
+    k: Tokens that count; no more than the vocabulary.
+
+  Returns:
+    Values in [0, 1].
+  """
+  k = min(k, logits.shape[-1])
+  if k == 1:
+    return jnp.zeros(logits.shape[:-1], jnp.float32)
+  top, _ = jax.lax.top_k(logits.astype(jnp.float32), k)
+  log_p = jax.nn.log_softmax(top, axis=-1)
+  p = jnp.exp(log_p)
+  terms = jnp.where(p == 0, 0.0, p * log_p)
+  entropy = -jnp.sum(terms, axis=-1) / jnp.log(k)
+  return jnp.clip(entropy, 0.0, 1.0)
