@@ -6,6 +6,7 @@ result does not depend on how much longer its neighbours, or the cache, are.
 """
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -93,7 +94,7 @@ def _sum_blocks(x):
 
 
 def rope_tables(
-    positions: Int[Array, "B T"], frequencies: Float[Array, "F"]
+    positions: Int[Array, "B T"], frequencies: Float[Array | np.ndarray, "F"]
 ) -> tuple[Float[Array, "B T F"], Float[Array, "B T F"]]:
   """Cosines and sines of every position and frequency."""
   angle = positions[..., None].astype(jnp.float32) * frequencies

@@ -17,12 +17,19 @@ _IGNORED = frozenset({
     "architectures",
     "attention_dropout",
     "bos_token_id",
+    "chunk_size_feed_forward",
     "dtype",
     "eos_token_id",
+    "id2label",
     "initializer_range",
     "is_llama_config",
+    "label2id",
     "model_type",
+    "output_attentions",
+    "output_hidden_states",
     "pad_token_id",
+    "problem_type",
+    "return_dict",
     "torch_dtype",
     "transformers.js_config",
     "transformers_version",
@@ -32,6 +39,7 @@ _IGNORED = frozenset({
 # Accepted with this value only.
 _FIXED = {
     "hidden_act": "silu",
+    "is_encoder_decoder": False,
     "pretraining_tp": 1,
     "rope_interleaved": False,
 }

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from absl import app
+from absl import logging
 from absl.flags import argparse_flags
 
 import autoematic_jax
@@ -95,6 +96,8 @@ def _sentence(summary: str) -> str:
 
 def _run(args: argparse.Namespace) -> int:
   """Runs the subcommand; turns what a user can act on into one line."""
+  # Orbax reports each file that it touches at the level of absl's default.
+  logging.set_verbosity(logging.INFO if args.verbose else logging.WARNING)
   try:
     code = args.run(args)
     sys.stdout.flush()

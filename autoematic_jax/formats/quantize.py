@@ -41,7 +41,7 @@ def quantize_weight(
     format: Format,
     rho: float = 0.2,
     decoding: autofp.Decoding = "exponent",
-    refinement_mask: Bool[Array, "S"] | None = None,
+    refinement_mask: Bool[Array | np.ndarray, "S"] | None = None,
 ) -> QTensor:
   """Rounds a matrix to a packed format.
 
@@ -180,7 +180,7 @@ def refinement_budget(columns: int, rho: float) -> int:
 
 
 def select_refinement_mask(
-    gain: Float[Array, "S"],
+    gain: Float[Array | np.ndarray, "S"],
     budget: int,
     max_per_group: int = MAX_REFINED_PER_GROUP,
 ) -> Bool[np.ndarray, "S"]:

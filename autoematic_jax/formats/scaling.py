@@ -47,7 +47,7 @@ def _scale_of(amax, max_element):
 
 def group_scale(
     x: Float[Array, "*B K"],
-    tensor_scale: Float[Array, "*B 1"],
+    tensor_scale: Float[Array, "..."],
     max_element: float = 6.0,
     minimum: float = SMALLEST_SCALE,
 ) -> Float[Array, "*B G"]:

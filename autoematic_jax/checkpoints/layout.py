@@ -1,0 +1,120 @@
+"""Names and structure of a converted checkpoint on disk."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoematic_jax import formats
+
+FORMAT_VERSION = 1
+METADATA = "autoematic.json"
+WEIGHTS = "weights"
+REST = "rest"
+
+DENSE_FORMATS = ("bf16", "fp32")
+FORMATS = (*formats.LEVELS, *DENSE_FORMATS)
+
+DEFAULT_LEVELS = {
+    "nvfp4": (4,),
+    "fp6g": (6,),
+    "autofp6": (2, 4, 6),
+    "autofp8": (2, 4, 6, 8),
+    "bf16": (),
+    "fp32": (),
+}
+"""Levels that a checkpoint of each format offers unless told otherwise."""
+
+Tensor = formats.QTensor | np.ndarray
+Arrays = dict[str, np.ndarray]
+
+_ARRAY_FIELDS = (
+    "codes",
+    "group_scale",
+    "tensor_scale",
+    "refinement_mask",
+    "offsets",
+)
+
+
+def layer_item(layer: int) -> str:
+  """Name of the Orbax item that holds a layer."""
+  return f"layer_{layer:05d}"
+
+
+def layer_prefix(layer: int) -> str:
+  """What the full names of a layer's tensors start with."""
+  return f"model.layers.{layer}."
+
+
+def arrays_of(tensor: Tensor) -> Arrays:
+  """The named arrays that a tensor is stored as."""
+  if not isinstance(tensor, formats.QTensor):
+    return {"values": np.asarray(tensor)}
+  arrays = {name: getattr(tensor, name) for name in _ARRAY_FIELDS}
+  return {
+      name: np.asarray(array)
+      for name, array in arrays.items()
+      if array is not None
+  }
+
+
+def describe(tensor: Tensor) -> dict[str, Any]:
+  """A tensor's entry in the metadata."""
+  arrays = {
+      name: {"shape": list(array.shape), "dtype": str(array.dtype)}
+      for name, array in arrays_of(tensor).items()
+  }
+  if not isinstance(tensor, formats.QTensor):
+    return {"kind": "dense", "arrays": arrays}
+  return {
+      "kind": "quantized",
+      "format": tensor.format,
+      "decoding": tensor.decoding,
+      "columns": tensor.columns,
+      "arrays": arrays,
+  }
+
+
+def rebuild(entry: Mapping[str, Any], arrays: Arrays) -> Tensor:
+  """The tensor that `describe` and `arrays_of` stand for."""
+  if entry["kind"] == "dense":
+    return arrays["values"]
+  fields = {name: arrays.get(name) for name in _ARRAY_FIELDS}
+  return formats.QTensor(
+      **fields,
+      format=entry["format"],
+      decoding=entry["decoding"],
+      columns=entry["columns"],
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+  """Bytes of a checkpoint's weights.
+
+  Attributes:
+    disk_bytes: Of all files under `weights/`.
+    dense_bytes: Of the arrays of tensors that are not quantized.
+    quantized_weights: Elements of the quantized matrices.
+    dense_weights: Elements of the other tensors.
+  """
+
+  disk_bytes: int
+  dense_bytes: int
+  quantized_weights: int
+  dense_weights: int
+
+  @property
+  def stored_bits(self) -> float:
+    """Bits on disk for each quantized weight (each weight if none is)."""
+    if not self.quantized_weights:
+      return 8 * self.disk_bytes / self.dense_weights
+    return 8 * (self.disk_bytes - self.dense_bytes) / self.quantized_weights
+
+
+def directory_bytes(folder: Path) -> int:
+  """Bytes of all files below a folder."""
+  return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
