@@ -1,17 +1,17 @@
 """Reading model files and writing converted checkpoints."""
 
-from autoematic_jax.checkpoints.convert import ConvertOptions
 from autoematic_jax.checkpoints.convert import convert
+from autoematic_jax.checkpoints.layout import Sizes
 from autoematic_jax.checkpoints.loader import Checkpoint
 from autoematic_jax.checkpoints.loader import load_checkpoint
 from autoematic_jax.checkpoints.source import Source
 from autoematic_jax.checkpoints.source import open_source
 
 __all__ = [
-    "Checkpoint",
-    "ConvertOptions",
-    "Source",
-    "convert",
-    "load_checkpoint",
-    "open_source",
+  "Checkpoint",
+  "Sizes",
+  "Source",
+  "convert",
+  "load_checkpoint",
+  "open_source",
 ]

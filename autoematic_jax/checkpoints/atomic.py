@@ -4,34 +4,57 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 from autoematic_jax.errors import CheckpointError
 
+UNFINISHED = re.compile(r".+\.(partial|replaced)-(\d+)")
+"""Names of what a run works on: its kind and the run's process id."""
+
+
+def check_destination(
+  destination: Path, *, force: bool, ours: Set[str]
+) -> None:
+  """Refuses a destination that must not be replaced.
+
+  Args:
+    destination: Where a directory is about to be made.
+    force: Whether an existing one may be replaced.
+    ours: Names that a directory of ours holds. One with anything else beside
+      them is never replaced: it would be deleted.
+
+  Raises:
+    CheckpointError: Something else is there, or `force` is False.
+  """
+  if not destination.exists():
+    return
+  if not destination.is_dir():
+    raise CheckpointError(f"{destination} exists and is not a directory")
+  foreign = sorted({path.name for path in destination.iterdir()} - ours)
+  if foreign:
+    raise CheckpointError(
+      f"{destination} exists and is not a converted checkpoint (it holds"
+      f" {foreign[0]}); choose another destination"
+    )
+  if not force:
+    raise CheckpointError(f"{destination} already exists; --force replaces it")
+
 
 @contextlib.contextmanager
-def atomic_directory(destination: Path, *, force: bool) -> Iterator[Path]:
+def atomic_directory(destination: Path) -> Iterator[Path]:
   """Yields a directory beside `destination` and renames it at the end.
 
   Left by any exception, the directory is removed and the destination is
-  untouched. What killed runs left behind is removed first.
+  untouched; an existing one is replaced once the new one is complete. What
+  killed runs left behind is removed first.
 
   Args:
-    destination: Where the finished directory goes.
-    force: Whether an existing destination is replaced, once the new one is
-      complete.
-
-  Raises:
-    CheckpointError: The destination exists and `force` is False.
+    destination: Where the finished directory goes; not a link.
   """
-  if destination.exists() and not force:
-    raise CheckpointError(
-        f"{destination} already exists; --force replaces it"
-    )
   destination.parent.mkdir(parents=True, exist_ok=True)
   _remove_abandoned(destination)
-  partial = _beside(destination, "partial", os.getpid())
+  partial = _beside(destination, "partial")
   partial.mkdir()
   try:
     yield partial
@@ -40,37 +63,42 @@ def atomic_directory(destination: Path, *, force: bool) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def _beside(destination, kind, pid):
-  return destination.with_name(f"{destination.name}.{kind}-{pid}")
+def _beside(destination, kind):
+  return destination.with_name(f"{destination.name}.{kind}-{os.getpid()}")
 
 
 def _swap(partial, destination):
   if not destination.exists():
     partial.rename(destination)
     return
-  old = _beside(destination, "replaced", os.getpid())
+  old = _beside(destination, "replaced")
   destination.rename(old)
-  partial.rename(destination)
-  if old.is_dir():
-    shutil.rmtree(old)
-  else:
-    old.unlink()
+  try:
+    partial.rename(destination)
+  except BaseException:
+    old.rename(destination)
+    raise
+  shutil.rmtree(old)
 
 
 def _remove_abandoned(destination):
-  pattern = re.compile(
-      re.escape(destination.name) + r"\.partial-(\d+)"
-  )
-  for path in destination.parent.iterdir():
-    match = pattern.fullmatch(path.name)
-    if match and not _alive(int(match[1])):
+  """Removes what dead runs left; puts back what one was replacing."""
+  for path in list(destination.parent.iterdir()):
+    match = UNFINISHED.fullmatch(path.name)
+    ours = match and path.name.startswith(f"{destination.name}.{match[1]}-")
+    # Our own id is that of a dead run too: containers reuse them.
+    if not ours or (_alive(int(match[2])) and int(match[2]) != os.getpid()):
+      continue
+    if match[1] == "replaced" and not destination.exists():
+      path.rename(destination)
+    else:
       shutil.rmtree(path)
 
 
 def _alive(pid):
   try:
     os.kill(pid, 0)
-  except ProcessLookupError:
+  except (ProcessLookupError, OverflowError):
     return False
   except PermissionError:
     return True

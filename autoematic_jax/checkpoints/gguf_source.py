@@ -1,32 +1,36 @@
-"""GGUF files of the llama architecture, as Hugging Face tensors and config."""
+"""GGUF files of the llama architecture, as Hugging Face tensors."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from autoematic_jax.checkpoints import gguf_config
 from autoematic_jax.checkpoints import gguf_tokenizer
 from autoematic_jax.checkpoints.source import Source
 from autoematic_jax.errors import CheckpointError
 from autoematic_jax.errors import UnsupportedModelError
 
 _GLOBAL = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
+  "token_embd.weight": "model.embed_tokens.weight",
+  "output_norm.weight": "model.norm.weight",
+  "output.weight": "lm_head.weight",
 }
 
 _LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+  "attn_norm": "input_layernorm",
+  "attn_q": "self_attn.q_proj",
+  "attn_k": "self_attn.k_proj",
+  "attn_v": "self_attn.v_proj",
+  "attn_output": "self_attn.o_proj",
+  "ffn_norm": "post_attention_layernorm",
+  "ffn_gate": "mlp.gate_proj",
+  "ffn_up": "mlp.up_proj",
+  "ffn_down": "mlp.down_proj",
 }
+
+_ROPE_DIVISORS = "rope_freqs.weight"
 
 
 class GGUFSource(Source):
@@ -34,54 +38,55 @@ class GGUFSource(Source):
 
   Raises:
     CheckpointError: The file is truncated or lacks something.
-    UnsupportedModelError: Another architecture than llama.
+    UnsupportedModelError: The model is not a handled one.
   """
 
   def __init__(self, path: Path):
-    gguf = _import_gguf()
-    self.path = path
+    self._gguf = _import_gguf()
+    self._path = path
     self.description = f"GGUF file {path.name}"
     try:
-      self._reader = gguf.GGUFReader(path)
-      self._check_length()
-    except CheckpointError:
-      raise
+      reader = self._gguf.GGUFReader(path)
+      self._metadata = {k: f.contents() for k, f in reader.fields.items()}
     except Exception as error:  # The package raises whatever it stumbles on.
       raise CheckpointError(
-          f"{path} is truncated or damaged: {type(error).__name__}: {error}"
+        f"{path} is truncated or damaged: {type(error).__name__}: {error}"
       ) from error
-    self._dequantize = gguf.quants.dequantize
-    architecture = self.field("general.architecture")
-    if architecture != "llama":
-      raise UnsupportedModelError(
-          f"{path.name}: GGUF architecture {architecture!r} is not handled;"
-          " handled: llama"
-      )
-    self._tensors = {
-        self._hf_name(tensor.name): tensor for tensor in self._reader.tensors
-    }
-    self.config = self._config()
+    self._check_length(reader.tensors)
+    self._check_kind()
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    divisors = stored.pop(_ROPE_DIVISORS, None)
+    self._tensors = {self._hf_name(n): tensor for n, tensor in stored.items()}
+    self.config = gguf_config.hf_config(
+      self._metadata,
+      {name: self.shape(name) for name in self._tensors},
+      None if divisors is None else self._values(divisors),
+      path.name,
+    )
 
-  def _check_length(self):
-    size = self.path.stat().st_size
-    for tensor in self._reader.tensors:
+  def _check_length(self, tensors):
+    size = self._path.stat().st_size
+    for tensor in tensors:
       end = int(tensor.data_offset) + int(tensor.n_bytes)
       if end > size:
         raise CheckpointError(
-            f"{self.path} is truncated: {tensor.name} ends at byte {end} of"
-            f" {size}"
+          f"{self._path} is truncated: {tensor.name} ends at byte {end} of"
+          f" {size}"
         )
 
-  def field(self, key: str, default=None):
-    """A metadata value, or the default."""
-    field = self._reader.get_field(key)
-    return default if field is None else field.contents()
-
-  def _need(self, key):
-    value = self.field(key)
-    if value is None:
-      raise CheckpointError(f"{self.path.name} lacks the metadata {key}")
-    return value
+  def _check_kind(self):
+    architecture = self._metadata.get("general.architecture")
+    if architecture != "llama":
+      raise UnsupportedModelError(
+        f"{self._path.name}: GGUF architecture {architecture!r} is not"
+        " handled; handled: llama"
+      )
+    parts = self._metadata.get("split.count", 1)
+    if parts > 1:
+      raise UnsupportedModelError(
+        f"{self._path.name} is one of {parts} parts; merge them into one file"
+        " first (gguf-split --merge)"
+      )
 
   def _hf_name(self, name):
     if name in _GLOBAL:
@@ -89,48 +94,9 @@ class GGUFSource(Source):
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
     if match and match[2] in _LAYER:
       return f"model.layers.{match[1]}.{_LAYER[match[2]]}.{match[3]}"
-    if name == "rope_freqs.weight":
-      raise UnsupportedModelError(
-          f"{self.path.name}: rope frequencies stored as a tensor"
-          " (rope_freqs.weight) are not handled; convert the safetensors folder"
-      )
     raise UnsupportedModelError(
-        f"{self.path.name}: tensor {name} is not handled for llama"
+      f"{self._path.name}: tensor {name} is not handled for llama"
     )
-
-  def _config(self):
-    heads = int(self._need("llama.attention.head_count"))
-    width = int(self._need("llama.embedding_length"))
-    vocab = self._tensors["model.embed_tokens.weight"].shape[1]
-    scaling = self.field("llama.rope.scaling.type")
-    if scaling not in (None, "none", "linear"):
-      raise UnsupportedModelError(
-          f"{self.path.name}: rope scaling {scaling!r} is not handled in GGUF"
-      )
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": int(vocab),
-        "hidden_size": width,
-        "intermediate_size": int(self._need("llama.feed_forward_length")),
-        "num_hidden_layers": int(self._need("llama.block_count")),
-        "num_attention_heads": heads,
-        "num_key_value_heads": int(
-            self.field("llama.attention.head_count_kv", heads)
-        ),
-        "head_dim": int(
-            self.field("llama.attention.key_length", width // heads)
-        ),
-        "rms_norm_eps": float(
-            self._need("llama.attention.layer_norm_rms_epsilon")
-        ),
-        "rope_theta": float(self.field("llama.rope.freq_base", 10000.0)),
-        "max_position_embeddings": int(self._need("llama.context_length")),
-        "tie_word_embeddings": "lm_head.weight" not in self._tensors,
-    }
-    if scaling == "linear":
-      factor = float(self._need("llama.rope.scaling.factor"))
-      config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
-    return config
 
   @property
   def names(self) -> set[str]:
@@ -139,24 +105,41 @@ class GGUFSource(Source):
   def shape(self, name: str) -> tuple[int, ...]:
     return tuple(int(n) for n in reversed(self._tensors[name].shape))
 
+  def dtype(self, name: str) -> np.dtype:
+    return np.dtype(np.float32)
+
   def read(self, name: str) -> np.ndarray:
-    tensor = self._tensors[name]
-    try:
-      values = self._dequantize(tensor.data, tensor.tensor_type)
-    except (NotImplementedError, ValueError, KeyError) as error:
-      raise CheckpointError(
-          f"{name} has GGUF type {tensor.tensor_type.name}, which cannot be"
-          f" dequantized: {error}"
-      ) from error
-    values = np.asarray(values, np.float32).reshape(self.shape(name))
+    values = self._values(self._tensors[name]).reshape(self.shape(name))
     if ".self_attn.q_proj." in name:
       return _unpermute(values, self.config["num_attention_heads"])
     if ".self_attn.k_proj." in name:
       return _unpermute(values, self.config["num_key_value_heads"])
     return values
 
+  def _values(self, tensor):
+    """A tensor in float32.
+
+    Mapped by itself: the pages of the reader's own map would stay in memory
+    until the whole file does.
+    """
+    mapped = np.memmap(
+      self._path,
+      dtype=tensor.data.dtype,
+      mode="r",
+      offset=int(tensor.data_offset),
+      shape=tensor.data.shape,
+    )
+    try:
+      values = self._gguf.quants.dequantize(mapped, tensor.tensor_type)
+    except (NotImplementedError, ValueError, KeyError) as error:
+      raise CheckpointError(
+        f"{tensor.name} has GGUF type {tensor.tensor_type.name}, which the"
+        f" gguf package cannot dequantize: {error}"
+      ) from error
+    return np.asarray(values, np.float32)
+
   def tokenizer_files(self) -> dict[str, bytes]:
-    return gguf_tokenizer.tokenizer_files(self.field, self.path.name)
+    return gguf_tokenizer.tokenizer_files(self._metadata, self._path.name)
 
 
 def _unpermute(w, heads):
@@ -166,13 +149,12 @@ def _unpermute(w, heads):
   return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(w.shape)
 
 
-def _import_gguf():
+def _import_gguf() -> Any:
   try:
     import gguf
     import gguf.quants
   except ImportError:
     raise CheckpointError(
-        "reading GGUF needs the gguf package: pip install"
-        " 'autoematic_jax[gguf]'"
+      "reading GGUF needs the gguf package: pip install 'autoematic_jax[gguf]'"
     ) from None
   return gguf

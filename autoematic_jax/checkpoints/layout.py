@@ -14,16 +14,30 @@ METADATA = "autoematic.json"
 WEIGHTS = "weights"
 REST = "rest"
 
+FILES = frozenset(
+  {
+    METADATA,
+    WEIGHTS,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+  }
+)
+"""Everything that a checkpoint's directory may hold."""
+
 DENSE_FORMATS = ("bf16", "fp32")
 FORMATS = (*formats.LEVELS, *DENSE_FORMATS)
 
 DEFAULT_LEVELS = {
-    "nvfp4": (4,),
-    "fp6g": (6,),
-    "autofp6": (2, 4, 6),
-    "autofp8": (2, 4, 6, 8),
-    "bf16": (),
-    "fp32": (),
+  "nvfp4": (4,),
+  "fp6g": (6,),
+  "autofp6": (2, 4, 6),
+  "autofp8": (2, 4, 6, 8),
+  "bf16": (),
+  "fp32": (),
 }
 """Levels that a checkpoint of each format offers unless told otherwise."""
 
@@ -31,11 +45,11 @@ Tensor = formats.QTensor | np.ndarray
 Arrays = dict[str, np.ndarray]
 
 _ARRAY_FIELDS = (
-    "codes",
-    "group_scale",
-    "tensor_scale",
-    "refinement_mask",
-    "offsets",
+  "codes",
+  "group_scale",
+  "tensor_scale",
+  "refinement_mask",
+  "offsets",
 )
 
 
@@ -49,32 +63,37 @@ def layer_prefix(layer: int) -> str:
   return f"model.layers.{layer}."
 
 
+def outside_layers(name: str) -> bool:
+  """Whether a tensor belongs to no layer, by its full name."""
+  return not name.startswith("model.layers.")
+
+
 def arrays_of(tensor: Tensor) -> Arrays:
   """The named arrays that a tensor is stored as."""
   if not isinstance(tensor, formats.QTensor):
     return {"values": np.asarray(tensor)}
   arrays = {name: getattr(tensor, name) for name in _ARRAY_FIELDS}
   return {
-      name: np.asarray(array)
-      for name, array in arrays.items()
-      if array is not None
+    name: np.asarray(array)
+    for name, array in arrays.items()
+    if array is not None
   }
 
 
 def describe(tensor: Tensor) -> dict[str, Any]:
   """A tensor's entry in the metadata."""
   arrays = {
-      name: {"shape": list(array.shape), "dtype": str(array.dtype)}
-      for name, array in arrays_of(tensor).items()
+    name: {"shape": list(array.shape), "dtype": str(array.dtype)}
+    for name, array in arrays_of(tensor).items()
   }
   if not isinstance(tensor, formats.QTensor):
     return {"kind": "dense", "arrays": arrays}
   return {
-      "kind": "quantized",
-      "format": tensor.format,
-      "decoding": tensor.decoding,
-      "columns": tensor.columns,
-      "arrays": arrays,
+    "kind": "quantized",
+    "format": tensor.format,
+    "decoding": tensor.decoding,
+    "columns": tensor.columns,
+    "arrays": arrays,
   }
 
 
@@ -84,10 +103,10 @@ def rebuild(entry: Mapping[str, Any], arrays: Arrays) -> Tensor:
     return arrays["values"]
   fields = {name: arrays.get(name) for name in _ARRAY_FIELDS}
   return formats.QTensor(
-      **fields,
-      format=entry["format"],
-      decoding=entry["decoding"],
-      columns=entry["columns"],
+    **fields,
+    format=entry["format"],
+    decoding=entry["decoding"],
+    columns=entry["columns"],
   )
 
 
@@ -108,11 +127,16 @@ class Sizes:
   dense_weights: int
 
   @property
+  def quantized_bytes(self) -> int:
+    """Of everything but the dense arrays: what Orbax adds counts too."""
+    return self.disk_bytes - self.dense_bytes
+
+  @property
   def stored_bits(self) -> float:
     """Bits on disk for each quantized weight (each weight if none is)."""
     if not self.quantized_weights:
       return 8 * self.disk_bytes / self.dense_weights
-    return 8 * (self.disk_bytes - self.dense_bytes) / self.quantized_weights
+    return 8 * self.quantized_bytes / self.quantized_weights
 
 
 def directory_bytes(folder: Path) -> int:

@@ -1,19 +1,20 @@
-"""Opening a converted checkpoint and reading it layer by layer."""
+"""Reading a converted checkpoint, one layer at a time."""
 
 import dataclasses
-import re
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from autoematic_jax import formats
 from autoematic_jax.checkpoints import layout
 from autoematic_jax.checkpoints import orbax_io
+from autoematic_jax.checkpoints.atomic import UNFINISHED
 from autoematic_jax.checkpoints.safetensors_source import read_json
 from autoematic_jax.errors import CheckpointError
+from autoematic_jax.errors import QTensorError
 from autoematic_jax.models import registry
 from autoematic_jax.models.config import ModelConfig
-
-_NEEDED = ("format", "decoding", "levels", "model", "tensors", "stored_bits")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,29 +69,44 @@ class Checkpoint:
     """Tensors outside the layers by full name."""
     return self._read(layout.REST, "")
 
+  def tensors(self) -> Iterator[tuple[str, layout.Tensor]]:
+    """Every tensor by full name; holds one layer at a time."""
+    yield from self.rest().items()
+    for layer in range(self.config.num_layers):
+      for name, tensor in self.layer(layer).items():
+        yield layout.layer_prefix(layer) + name, tensor
+
   def _read(self, item, prefix):
+    """Tensors of one item.
+
+    Raises:
+      CheckpointError: The item is not what the metadata says.
+      QTensorError: A tensor breaks its invariant.
+    """
     entries = {
-        name.removeprefix(prefix): entry
-        for name, entry in self.metadata["tensors"].items()
-        if (name.startswith(prefix) if prefix else _outside_layers(name))
+      name.removeprefix(prefix): entry
+      for name, entry in self.metadata["tensors"].items()
+      if (name.startswith(prefix) if prefix else layout.outside_layers(name))
     }
     arrays = orbax_io.restore_item(
-        self.path / layout.WEIGHTS / item,
-        {name: entry["arrays"] for name, entry in entries.items()},
+      self.path / layout.WEIGHTS / item,
+      {name: entry["arrays"] for name, entry in entries.items()},
     )
-    tensors = {}
-    for name, entry in entries.items():
-      tensors[name] = layout.rebuild(entry, arrays[name])
-      if isinstance(tensors[name], formats.QTensor):
-        formats.validate_qtensor(tensors[name])
+    tensors = {n: layout.rebuild(e, arrays[n]) for n, e in entries.items()}
+    for name, tensor in tensors.items():
+      if isinstance(tensor, formats.QTensor):
+        _validate(prefix + name, tensor)
     return tensors
 
 
-def _outside_layers(name):
-  return not name.startswith("model.layers.")
+def _validate(name, tensor):
+  try:
+    formats.validate_qtensor(tensor)
+  except QTensorError as error:
+    raise QTensorError(f"{name}: {error}") from error
 
 
-def load_checkpoint(path: str | Path) -> Checkpoint:
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
   """Opens a directory that `convert` wrote.
 
   Raises:
@@ -98,48 +114,86 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
       version, or its metadata does not describe its model.
   """
   path = Path(path)
-  if not path.is_dir():
-    raise CheckpointError(f"{path} is not a directory; see autoematic convert")
-  if re.search(r"\.partial-\d+$", path.name):
+  if not path.exists():
+    raise CheckpointError(f"{path} does not exist")
+  if UNFINISHED.fullmatch(path.resolve().name):
     raise CheckpointError(f"{path} is an unfinished conversion")
-  if not (path / layout.METADATA).exists():
-    hint = ""
-    if (path / "config.json").exists():
-      hint = "; it looks like a model folder: run autoematic convert on it"
-    raise CheckpointError(f"{path} has no {layout.METADATA}{hint}")
-  metadata = read_json(path / layout.METADATA)
-  version = metadata.get("format_version")
-  if version != layout.FORMAT_VERSION:
+  file = path / layout.METADATA
+  if not file.exists():
+    source = path.is_file() or (path / "config.json").exists()
+    hint = "; it looks like a model: run autoematic convert on it"
     raise CheckpointError(
-        f"{path} has checkpoint version {version}; this version of"
-        f" autoematic_jax reads {layout.FORMAT_VERSION}: upgrade it or convert"
-        " again"
+      f"{path} is not a converted checkpoint: it has no {layout.METADATA}"
+      f"{hint if source else ''}"
     )
-  missing = [key for key in _NEEDED if key not in metadata]
-  if missing:
-    raise CheckpointError(f"{path / layout.METADATA} lacks {missing}")
-  config = ModelConfig.from_dict(metadata["model"])
-  _check_shapes(path, config, metadata)
+  metadata = read_json(file)
+  _check_version(file, metadata.get("format_version"))
+  try:
+    config = ModelConfig.from_dict(metadata["model"])
+    _check_precision(file, metadata)
+    _check_tensors(file, config, metadata)
+    float(metadata["stored_bits"])
+  except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    raise CheckpointError(
+      f"{file} is damaged: {type(error).__name__}: {error}"
+    ) from error
   return Checkpoint(path=path, config=config, metadata=metadata)
 
 
-def _check_shapes(path, config, metadata):
+def _check_version(file, version):
+  if version == layout.FORMAT_VERSION:
+    return
+  newer = isinstance(version, int) and version > layout.FORMAT_VERSION
+  todo = "upgrade autoematic_jax" if newer else "convert the model again"
+  raise CheckpointError(
+    f"{file} has format_version {version!r}; this version of autoematic_jax"
+    f" reads {layout.FORMAT_VERSION}: {todo}"
+  )
+
+
+def _check_precision(file, metadata):
+  if metadata["format"] not in layout.FORMATS:
+    raise CheckpointError(
+      f"{file} has format {metadata['format']!r}; known:"
+      f" {', '.join(layout.FORMATS)}"
+    )
+  if metadata["decoding"] not in ("fixed", "exponent"):
+    raise CheckpointError(f"{file} has decoding {metadata['decoding']!r}")
+  held = formats.LEVELS.get(metadata["format"], ())
+  if not set(metadata["levels"]) <= set(held):
+    raise CheckpointError(
+      f"{file} offers levels {metadata['levels']}; {metadata['format']} holds"
+      f" {list(held)}"
+    )
+
+
+def _check_tensors(file, config, metadata):
   """The metadata's tensors must be those of its model."""
   specs, entries = registry.tensor_specs(config), metadata["tensors"]
   if set(specs) != set(entries):
     difference = sorted(set(specs) ^ set(entries))
     raise CheckpointError(
-        f"{path / layout.METADATA} and its model disagree about tensors"
-        f" {difference[:3]}"
+      f"{file}: the model and the list of tensors disagree about"
+      f" {', '.join(difference[:3])}"
     )
   for name, spec in specs.items():
-    entry = entries[name]
-    if entry["kind"] == "dense":
-      found = tuple(entry["arrays"]["values"]["shape"])
-    else:
-      found = (entry["arrays"]["codes"]["shape"][0], entry["columns"])
-    if found != spec.shape:
+    quantized = spec.kind == "linear" and (
+      metadata["format"] not in layout.DENSE_FORMATS
+    )
+    wanted = (metadata["format"],) if quantized else ("dense",)
+    found = _described(entries[name])
+    if quantized:
+      wanted += (metadata["decoding"],)
+    wanted += (list(spec.shape),)
+    if found != wanted:
       raise CheckpointError(
-          f"{name} has shape {list(found)} in {path / layout.METADATA}; the"
-          f" model needs {list(spec.shape)}"
+        f"{file}: {name} is described as {found}; the model needs {wanted}"
       )
+
+
+def _described(entry):
+  """Format, decoding and logical shape of a metadata entry."""
+  if entry["kind"] == "dense":
+    return ("dense", entry["arrays"]["values"]["shape"])
+  shape = [entry["arrays"]["codes"]["shape"][0], entry["columns"]]
+  return (entry["format"], entry["decoding"], shape)

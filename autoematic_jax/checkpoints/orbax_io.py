@@ -1,5 +1,7 @@
 """One Orbax item for each layer, uncompressed so that sizes are honest."""
 
+import errno
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,37 @@ import orbax.checkpoint as ocp
 from autoematic_jax.checkpoints.layout import Arrays
 from autoematic_jax.errors import CheckpointError
 
+_ITEM_OVERHEAD = 1 << 18
+"""Bytes that Orbax may add to the arrays of an item."""
+
 
 def save_item(path: Path, tensors: Mapping[str, Arrays]) -> None:
-  """Writes the arrays of several tensors as one item."""
+  """Writes the arrays of several tensors as one item.
+
+  Raises:
+    OSError: The disk is full.
+  """
+  _require_space(path, tensors)
   handler = ocp.PyTreeCheckpointHandler(use_compression=False)
   with ocp.Checkpointer(handler) as checkpointer:
     checkpointer.save(path.resolve(), args=ocp.args.PyTreeSave(dict(tensors)))
 
 
+def _require_space(path, tensors):
+  """Meets a full disk here: Orbax's threads print pages about it."""
+  arrays = [a for fields in tensors.values() for a in fields.values()]
+  needed = sum(array.nbytes for array in arrays) + _ITEM_OVERHEAD
+  path.parent.mkdir(exist_ok=True)
+  free = shutil.disk_usage(path.parent).free
+  if free < needed:
+    raise OSError(
+      errno.ENOSPC,
+      f"{path.name} needs {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free",
+    )
+
+
 def restore_item(
-    path: Path, expected: Mapping[str, Mapping[str, Any]]
+  path: Path, expected: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Arrays]:
   """Reads an item whose arrays must be exactly what the metadata says.
 
@@ -45,20 +68,19 @@ def restore_item(
       stored = checkpointer.metadata(path.resolve()).item_metadata.tree
       _compare(path, stored, expected)
       restore = jax.tree.map(
-          lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
-          {name: dict(fields) for name, fields in stored.items()},
-          is_leaf=lambda node: not isinstance(node, dict),
+        lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
+        {name: dict(fields) for name, fields in stored.items()},
+        is_leaf=lambda node: not isinstance(node, dict),
       )
       arrays = checkpointer.restore(
-          path.resolve(), args=ocp.args.PyTreeRestore(restore_args=restore)
+        path.resolve(), args=ocp.args.PyTreeRestore(restore_args=restore)
       )
   except CheckpointError:
     raise
   except Exception as error:  # Orbax and tensorstore raise many kinds.
     first_line = str(error).strip().splitlines()[:1]
     raise CheckpointError(
-        f"{path} cannot be read: {type(error).__name__}:"
-        f" {' '.join(first_line)}"
+      f"{path} cannot be read: {type(error).__name__}: {' '.join(first_line)}"
     ) from error
   _compare(path, arrays, expected)
   return arrays
@@ -68,21 +90,20 @@ def _compare(path, stored, expected):
   if set(stored) != set(expected):
     difference = sorted(set(stored) ^ set(expected))
     raise CheckpointError(
-        f"{path.name} and the metadata disagree about tensors"
-        f" {difference[:4]}"
+      f"{path} and the metadata disagree about {', '.join(difference[:3])}"
     )
   for name, fields in expected.items():
     if set(stored[name]) != set(fields):
       raise CheckpointError(
-          f"{name} is stored as {sorted(stored[name])}; the metadata says"
-          f" {sorted(fields)}"
+        f"{path}: {name} is stored as {sorted(stored[name])}; the metadata"
+        f" says {sorted(fields)}"
       )
     for field, spec in fields.items():
       array = stored[name][field]
-      found = (list(array.shape), str(np.dtype(array.dtype)))
-      wanted = (list(spec["shape"]), spec["dtype"])
+      found = f"{np.dtype(array.dtype)}{list(array.shape)}"
+      wanted = f"{spec['dtype']}{list(spec['shape'])}"
       if found != wanted:
         raise CheckpointError(
-            f"{name}/{field} is stored as {found[1]}{found[0]}; the metadata"
-            f" says {wanted[1]}{wanted[0]}: the checkpoint was altered"
+          f"{path}: {name}/{field} is stored as {found}; the metadata says"
+          f" {wanted}: the checkpoint was altered"
         )

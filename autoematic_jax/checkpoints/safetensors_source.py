@@ -4,7 +4,7 @@ import json
 import math
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -13,22 +13,32 @@ from autoematic_jax.checkpoints.source import Source
 from autoematic_jax.errors import CheckpointError
 
 _DTYPES = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
+  "F64": np.dtype(np.float64),
+  "F32": np.dtype(np.float32),
+  "F16": np.dtype(np.float16),
+  "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 
 _TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
+  "tokenizer.json",
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+  "chat_template.jinja",
+  "chat_template.json",
+  "generation_config.json",
 )
 
 _LARGEST_HEADER = 100 << 20
+"""Bytes; what the safetensors format allows."""
+
+
+class _Tensor(NamedTuple):
+  """Where a tensor lies; `dtype` is the header's, `start` a file offset."""
+
+  file: Path
+  dtype: str
+  shape: tuple[int, ...]
+  start: int
 
 
 class SafetensorsSource(Source):
@@ -39,70 +49,53 @@ class SafetensorsSource(Source):
   """
 
   def __init__(self, folder: Path):
-    self.folder = folder
     self.config = read_json(folder / "config.json")
-    if "quantization_config" in self.config:
-      method = self.config["quantization_config"].get("quant_method")
+    quantization = self.config.get("quantization_config")
+    if quantization:
+      method = dict(quantization).get("quant_method")
       raise CheckpointError(
-          f"{folder} is already quantized (quant_method {method!r}); only"
-          " bf16, fp16 and fp32 folders can be converted"
+        f"{folder} is already quantized (quant_method {method!r}); only"
+        " bf16, fp16 and fp32 folders can be converted"
       )
     self.description = f"Hugging Face folder {folder.resolve().name}"
-    self._tensors = {}
-    for file in self._files():
-      for name, entry in _read_header(file).items():
-        self._tensors[name] = (file, entry)
-    self._check_index()
-
-  def _files(self):
-    index = self.folder / "model.safetensors.index.json"
+    self._folder = folder
+    index = folder / "model.safetensors.index.json"
     if index.exists():
-      self._index = read_json(index).get("weight_map", {})
-      files = [self.folder / name for name in sorted(set(self._index.values()))]
+      self._tensors = _indexed_tensors(folder, index)
     else:
-      self._index = None
-      files = [self.folder / "model.safetensors"]
-    for file in files:
-      if not file.exists():
-        named = " (named by the index)" if self._index is not None else ""
-        raise CheckpointError(f"{file} is missing{named}")
-    return files
-
-  def _check_index(self):
-    for name, file in (self._index or {}).items():
-      if name not in self._tensors or self._tensors[name][0].name != file:
-        raise CheckpointError(
-            f"the index places {name} in {file}, which does not hold it"
-        )
+      self._tensors = _read_header(folder / "model.safetensors")
 
   @property
   def names(self) -> set[str]:
     return set(self._tensors)
 
   def shape(self, name: str) -> tuple[int, ...]:
-    return self._tensors[name][1]["shape"]
+    return self._tensors[name].shape
+
+  def dtype(self, name: str) -> np.dtype:
+    tensor = self._tensors[name]
+    if tensor.dtype not in _DTYPES:
+      raise CheckpointError(
+        f"{name} in {tensor.file.name} has dtype {tensor.dtype}; handled:"
+        f" {', '.join(_DTYPES)}"
+      )
+    return _DTYPES[tensor.dtype]
 
   def read(self, name: str) -> np.ndarray:
-    file, entry = self._tensors[name]
-    if entry["dtype"] not in _DTYPES:
-      raise CheckpointError(
-          f"{name} in {file.name} is {entry['dtype']}; handled:"
-          f" {', '.join(_DTYPES)}"
-      )
-    mapped = np.memmap(
-        file,
-        dtype=_DTYPES[entry["dtype"]],
-        mode="r",
-        offset=entry["start"],
-        shape=entry["shape"],
+    tensor = self._tensors[name]
+    return np.memmap(
+      tensor.file,
+      dtype=self.dtype(name),
+      mode="r",
+      offset=tensor.start,
+      shape=tensor.shape,
     )
-    return np.asarray(mapped, np.float32)
 
   def tokenizer_files(self) -> dict[str, bytes]:
     found = {
-        name: (self.folder / name).read_bytes()
-        for name in _TOKENIZER_FILES
-        if (self.folder / name).exists()
+      name: (self._folder / name).read_bytes()
+      for name in _TOKENIZER_FILES
+      if (self._folder / name).exists()
     }
     if "generation_config.json" not in found:
       keys = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -121,51 +114,77 @@ def read_json(path: Path) -> dict[str, Any]:
     data = json.loads(path.read_text(encoding="utf-8"))
   except FileNotFoundError:
     raise CheckpointError(f"{path} is missing") from None
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise CheckpointError(f"{path} cannot be read: {error}") from error
   if not isinstance(data, dict):
     raise CheckpointError(f"{path} does not hold a JSON object")
   return data
 
 
-def _read_header(file: Path) -> dict[str, dict[str, Any]]:
-  """Dtype, shape and offset of every tensor of a safetensors file."""
-  size = file.stat().st_size
-  with file.open("rb") as stream:
-    prefix = stream.read(8)
-    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size + 1
-    if length > min(size - 8, _LARGEST_HEADER):
-      raise CheckpointError(
-          f"{file} is truncated or not safetensors: {size} bytes, a header of"
-          f" {length}"
-      )
-    try:
-      header = json.loads(stream.read(length))
-    except ValueError as error:
-      raise CheckpointError(f"{file} has a damaged header: {error}") from error
+def _indexed_tensors(folder: Path, index: Path) -> dict[str, _Tensor]:
+  """The tensors that an index names, each from the shard it names."""
+  places = read_json(index).get("weight_map")
+  if not isinstance(places, dict) or not places:
+    raise CheckpointError(f"{index} has no weight_map")
+  headers = {
+    file: _read_header(folder / file, f" (named by {index.name})")
+    for file in sorted(set(map(str, places.values())))
+  }
   tensors = {}
-  for name, entry in header.items():
-    if name != "__metadata__":
-      tensors[name] = _checked_entry(file, name, entry, size - 8 - length)
-      tensors[name]["start"] += 8 + length
+  for name, file in places.items():
+    if name not in headers[str(file)]:
+      raise CheckpointError(
+        f"{index.name} places {name} in {file}, which does not hold it"
+      )
+    tensors[name] = headers[str(file)][name]
   return tensors
 
 
-def _checked_entry(file, name, entry, data_bytes):
-  """Entry of one tensor, its byte range checked against the file."""
-  shape = tuple(entry["shape"])
-  start, end = entry["data_offsets"]
-  if end > data_bytes:
+def _read_header(file: Path, why: str = "") -> dict[str, _Tensor]:
+  """Every tensor of a safetensors file, checked against the file's length."""
+  try:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+      prefix = stream.read(8)
+      length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+      if length > min(size - 8, _LARGEST_HEADER):
+        raise CheckpointError(
+          f"{file} is truncated or not safetensors: {size} bytes cannot hold a"
+          f" header of {length}"
+        )
+      text = stream.read(length)
+  except FileNotFoundError:
+    raise CheckpointError(f"{file} is missing{why}") from None
+  except OSError as error:
+    raise CheckpointError(f"{file} cannot be read: {error}") from error
+  try:
+    header = json.loads(text)
+    return {
+      name: _tensor(file, name, entry, 8 + length, size)
+      for name, entry in header.items()
+      if name != "__metadata__"
+    }
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise CheckpointError(
-        f"{file} is truncated: {name} ends at byte {end} of"
-        f" {data_bytes} bytes of data"
+      f"{file} has a damaged header: {type(error).__name__}: {error}"
+    ) from error
+
+
+def _tensor(file, name, entry, data_start, size):
+  """One header entry."""
+  dtype, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
+  start, end = map(int, entry["data_offsets"])
+  if end > size - data_start:
+    raise CheckpointError(
+      f"{file} is truncated: {name} ends at byte {end} of"
+      f" {size - data_start} bytes of data"
     )
-  dtype = entry["dtype"]
-  if dtype in _DTYPES and end - start != (
-      math.prod(shape) * _DTYPES[dtype].itemsize
+  known = dtype in _DTYPES
+  if start < 0 or (
+    known and end - start != math.prod(shape) * _DTYPES[dtype].itemsize
   ):
     raise CheckpointError(
-        f"{file}: {name} of shape {shape} and dtype {dtype} has"
-        f" {end - start} bytes"
+      f"{file}: {name} is {dtype}{list(shape)} but lies at bytes {start} to"
+      f" {end}"
     )
-  return {"dtype": dtype, "shape": shape, "start": start}
+  return _Tensor(file, dtype, shape, data_start + start)

@@ -30,8 +30,16 @@ class Source(abc.ABC):
     """Shape of a tensor, without reading it."""
 
   @abc.abstractmethod
+  def dtype(self, name: str) -> np.dtype:
+    """Floating dtype that `read` gives, without reading the tensor."""
+
+  @abc.abstractmethod
   def read(self, name: str) -> np.ndarray:
-    """A tensor as float32 (or its own wider float)."""
+    """The values of a tensor; nothing of it is kept.
+
+    Raises:
+      CheckpointError: The tensor is stored in a way that is not handled.
+    """
 
   @abc.abstractmethod
   def tokenizer_files(self) -> dict[str, bytes]:
@@ -42,21 +50,26 @@ def open_source(path: str | Path) -> Source:
   """Opens a GGUF file or a Hugging Face safetensors folder.
 
   Raises:
-    CheckpointError: The path is missing or is neither.
+    CheckpointError: The path is missing, damaged, incomplete or neither.
+    UnsupportedModelError: The file describes a model that is not handled.
   """
+  # Imported here: each reader implements the class above.
   from autoematic_jax.checkpoints.gguf_source import GGUFSource
   from autoematic_jax.checkpoints.safetensors_source import SafetensorsSource
 
   path = Path(path)
-  if not path.exists():
-    raise CheckpointError(f"{path} does not exist")
   if path.is_dir():
     return SafetensorsSource(path)
-  with path.open("rb") as file:
-    magic = file.read(4)
+  try:
+    with path.open("rb") as file:
+      magic = file.read(4)
+  except FileNotFoundError:
+    raise CheckpointError(f"{path} does not exist") from None
+  except OSError as error:
+    raise CheckpointError(f"{path} cannot be read: {error}") from error
   if magic == b"GGUF":
     return GGUFSource(path)
   raise CheckpointError(
-      f"{path} is neither a GGUF file nor a folder with config.json and"
-      " safetensors"
+    f"{path} is neither a GGUF file nor a folder with config.json and"
+    " safetensors"
   )

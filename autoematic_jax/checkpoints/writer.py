@@ -1,0 +1,186 @@
+"""Quantizes a model and writes it, one layer at a time."""
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from autoematic_jax import formats
+from autoematic_jax.checkpoints import layout
+from autoematic_jax.checkpoints import orbax_io
+from autoematic_jax.checkpoints.options import DENSE_DTYPES
+from autoematic_jax.checkpoints.options import ConvertOptions
+from autoematic_jax.checkpoints.source import Source
+from autoematic_jax.models.config import ModelConfig
+from autoematic_jax.models.config import TensorSpec
+
+_DISTRIBUTIONS = (
+  "autoematic_jax",
+  "jax",
+  "jaxlib",
+  "ml_dtypes",
+  "numpy",
+  "orbax-checkpoint",
+)
+
+
+class Writer:
+  """Writes one checkpoint into an empty directory.
+
+  Args:
+    source: The model's tensors, already compared with `specs`.
+    config: The model's config.
+    specs: Every tensor of the model.
+    options: What the checkpoint is made as.
+    folder: Where it is written.
+  """
+
+  def __init__(
+    self,
+    source: Source,
+    config: ModelConfig,
+    specs: dict[str, TensorSpec],
+    options: ConvertOptions,
+    folder: Path,
+  ):
+    self._source = source
+    self._config = config
+    self._specs = specs
+    self._options = options
+    self._folder = folder
+    self._entries: dict[str, dict[str, Any]] = {}
+    self._dense_bytes = 0
+    self._weights = {"quantized": 0, "dense": 0}
+
+  def write(self, progress: bool) -> layout.Sizes:
+    """Converts every tensor, then writes tokenizer and metadata."""
+    with tqdm(
+      total=sum(self._source_bytes(name) for name in self._specs),
+      unit="B",
+      unit_scale=True,
+      desc="converting",
+      disable=not progress,
+    ) as bar:
+      rest = [n for n in self._specs if layout.outside_layers(n)]
+      self._write_item(layout.REST, "", rest, bar)
+      for layer in range(self._config.num_layers):
+        prefix = layout.layer_prefix(layer)
+        names = [n for n in self._specs if n.startswith(prefix)]
+        self._write_item(layout.layer_item(layer), prefix, names, bar)
+    for name, content in self._source.tokenizer_files().items():
+      (self._folder / name).write_bytes(content)
+    sizes = layout.Sizes(
+      disk_bytes=layout.directory_bytes(self._folder / layout.WEIGHTS),
+      dense_bytes=self._dense_bytes,
+      quantized_weights=self._weights["quantized"],
+      dense_weights=self._weights["dense"],
+    )
+    metadata = json.dumps(self._metadata(sizes), indent=1)
+    (self._folder / layout.METADATA).write_text(metadata + "\n")
+    return sizes
+
+  def _source_bytes(self, name):
+    count = int(np.prod(self._specs[name].shape))
+    return count * self._source.dtype(name).itemsize
+
+  def _write_item(self, item, prefix, names, bar):
+    """Converts and writes the tensors of one layer, or those outside."""
+    tensors = {}
+    for group in _groups(names, self._specs):
+      bar.set_postfix_str(group[0].removesuffix(".weight"), refresh=False)
+      tensors.update(self._convert_group(group))
+      bar.update(sum(self._source_bytes(name) for name in group))
+    orbax_io.save_item(
+      self._folder / layout.WEIGHTS / item,
+      {n.removeprefix(prefix): layout.arrays_of(t) for n, t in tensors.items()},
+    )
+    for name, tensor in tensors.items():
+      self._record(name, tensor)
+
+  def _record(self, name, tensor):
+    entry = layout.describe(tensor)
+    self._entries[name] = entry
+    self._weights[entry["kind"]] += int(np.prod(self._specs[name].shape))
+    if entry["kind"] == "dense":
+      self._dense_bytes += tensor.nbytes
+
+  def _convert_group(self, names: list[str]) -> dict[str, layout.Tensor]:
+    """Converts tensors that share an input, or one dense tensor."""
+    options = self._options
+    linear = self._specs[names[0]].kind == "linear"
+    if not linear or options.format in layout.DENSE_FORMATS:
+      dtype = DENSE_DTYPES[options.dense_dtype]
+      return {name: self._read(name).astype(dtype) for name in names}
+    weights = {n: jnp.asarray(self._read(n), jnp.float32) for n in names}
+    mask = self._shared_mask(list(weights.values()))
+    return {
+      name: formats.quantize_weight(
+        weight,
+        format=options.format,
+        rho=options.rho,
+        decoding=options.decoding,
+        refinement_mask=mask,
+      )
+      for name, weight in weights.items()
+    }
+
+  def _read(self, name):
+    values = self._source.read(name)
+    formats.check_finite(name, values)
+    return values
+
+  def _shared_mask(self, weights):
+    """Subgroups to refine in all of several matrices with one input."""
+    options = self._options
+    if options.format not in ("autofp6", "autofp8"):
+      return None
+    gains = [
+      formats.refinement_gain(
+        weight, format=options.format, decoding=options.decoding
+      )
+      for weight in weights
+    ]
+    gain = np.sum([np.asarray(g, np.float64) for g in gains], axis=0)
+    budget = formats.refinement_budget(weights[0].shape[1], options.rho)
+    return formats.select_refinement_mask(gain, budget)
+
+  def _metadata(self, sizes) -> dict[str, Any]:
+    options = self._options
+    now = datetime.datetime.now(datetime.UTC)
+    return {
+      "format_version": layout.FORMAT_VERSION,
+      "format": options.format,
+      "decoding": options.decoding,
+      "rho": options.rho,
+      "levels": list(options.levels),
+      "dense_dtype": options.dense_dtype,
+      "model": self._config.to_dict(),
+      "policy": options.policy_dict(),
+      "made": {
+        "source": self._source.description,
+        "method": "round to nearest, masks by squared error",
+        "time": now.isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "versions": {
+          name: importlib.metadata.version(name) for name in _DISTRIBUTIONS
+        },
+      },
+      "sizes": dataclasses.asdict(sizes),
+      "stored_bits": sizes.stored_bits,
+      "tensors": self._entries,
+    }
+
+
+def _groups(names, specs) -> list[list[str]]:
+  """Names in order, those of one input group together."""
+  groups: dict[str, list[str]] = {}
+  for name in names:
+    groups.setdefault(specs[name].input_group or name, []).append(name)
+  return list(groups.values())
