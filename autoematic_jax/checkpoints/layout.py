@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from autoematic_jax import formats
@@ -101,7 +102,10 @@ def rebuild(entry: Mapping[str, Any], arrays: Arrays) -> Tensor:
   """The tensor that `describe` and `arrays_of` stand for."""
   if entry["kind"] == "dense":
     return arrays["values"]
-  fields = {name: arrays.get(name) for name in _ARRAY_FIELDS}
+  fields = {
+    name: None if name not in arrays else jnp.asarray(arrays[name])
+    for name in _ARRAY_FIELDS
+  }
   return formats.QTensor(
     **fields,
     format=entry["format"],

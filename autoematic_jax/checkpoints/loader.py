@@ -91,6 +91,7 @@ class Checkpoint:
     arrays = orbax_io.restore_item(
       self.path / layout.WEIGHTS / item,
       {name: entry["arrays"] for name, entry in entries.items()},
+      self.metadata["items"][item],
     )
     tensors = {n: layout.rebuild(e, arrays[n]) for n, e in entries.items()}
     for name, tensor in tensors.items():
@@ -132,6 +133,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     config = ModelConfig.from_dict(metadata["model"])
     _check_precision(file, metadata)
     _check_tensors(file, config, metadata)
+    _check_items(file, config, metadata)
     float(metadata["stored_bits"])
   except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
     raise CheckpointError(
@@ -189,6 +191,16 @@ def _check_tensors(file, config, metadata):
       raise CheckpointError(
         f"{file}: {name} is described as {found}; the model needs {wanted}"
       )
+
+
+def _check_items(file, config, metadata):
+  items = [layout.layer_item(layer) for layer in range(config.num_layers)]
+  found = {name: int(size) for name, size in metadata["items"].items()}
+  if set(found) != {layout.REST, *items}:
+    raise CheckpointError(
+      f"{file} lists {len(found)} items; {config.num_layers} layers need"
+      f" {len(items) + 1}"
+    )
 
 
 def _described(entry):

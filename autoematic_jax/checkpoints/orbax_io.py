@@ -11,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from autoematic_jax.checkpoints.layout import Arrays
+from autoematic_jax.checkpoints.layout import directory_bytes
 from autoematic_jax.errors import CheckpointError
 
 _ITEM_OVERHEAD = 1 << 18
@@ -24,9 +25,14 @@ def save_item(path: Path, tensors: Mapping[str, Arrays]) -> None:
     OSError: The disk is full.
   """
   _require_space(path, tensors)
+  # Orbax refuses arrays without elements; `restore_item` makes them anew.
+  stored = {
+    name: {field: array for field, array in fields.items() if array.size}
+    for name, fields in tensors.items()
+  }
   handler = ocp.PyTreeCheckpointHandler(use_compression=False)
   with ocp.Checkpointer(handler) as checkpointer:
-    checkpointer.save(path.resolve(), args=ocp.args.PyTreeSave(dict(tensors)))
+    checkpointer.save(path.resolve(), args=ocp.args.PyTreeSave(stored))
 
 
 def _require_space(path, tensors):
@@ -43,7 +49,7 @@ def _require_space(path, tensors):
 
 
 def restore_item(
-  path: Path, expected: Mapping[str, Mapping[str, Any]]
+  path: Path, expected: Mapping[str, Mapping[str, Any]], size: int
 ) -> dict[str, Arrays]:
   """Reads an item whose arrays must be exactly what the metadata says.
 
@@ -53,6 +59,7 @@ def restore_item(
   Args:
     path: The item's directory.
     expected: For each tensor, `{field: {"shape": ..., "dtype": ...}}`.
+    size: Bytes of all its files.
 
   Returns:
     The arrays of each tensor.
@@ -66,7 +73,8 @@ def restore_item(
   try:
     with ocp.Checkpointer(handler) as checkpointer:
       stored = checkpointer.metadata(path.resolve()).item_metadata.tree
-      _compare(path, stored, expected)
+      _compare(path, stored, _with_elements(expected))
+      _check_size(path, size)
       restore = jax.tree.map(
         lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
         {name: dict(fields) for name, fields in stored.items()},
@@ -82,8 +90,30 @@ def restore_item(
     raise CheckpointError(
       f"{path} cannot be read: {type(error).__name__}: {' '.join(first_line)}"
     ) from error
+  for name, fields in expected.items():
+    for field, spec in fields.items():
+      if field not in arrays[name]:
+        arrays[name][field] = np.zeros(spec["shape"], spec["dtype"])
   _compare(path, arrays, expected)
   return arrays
+
+
+def _with_elements(expected):
+  """The arrays that are stored: those that are not empty."""
+  return {
+    name: {f: spec for f, spec in fields.items() if 0 not in spec["shape"]}
+    for name, fields in expected.items()
+  }
+
+
+def _check_size(path, size):
+  """Meets lost bytes here: Orbax's threads print pages about them."""
+  found = directory_bytes(path)
+  if found != size:
+    raise CheckpointError(
+      f"{path} holds {found} bytes; the metadata says {size}: the checkpoint"
+      " is truncated or was altered"
+    )
 
 
 def _compare(path, stored, expected):

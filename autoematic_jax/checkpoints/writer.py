@@ -56,6 +56,7 @@ class Writer:
     self._options = options
     self._folder = folder
     self._entries: dict[str, dict[str, Any]] = {}
+    self._item_bytes: dict[str, int] = {}
     self._dense_bytes = 0
     self._weights = {"quantized": 0, "dense": 0}
 
@@ -77,7 +78,7 @@ class Writer:
     for name, content in self._source.tokenizer_files().items():
       (self._folder / name).write_bytes(content)
     sizes = layout.Sizes(
-      disk_bytes=layout.directory_bytes(self._folder / layout.WEIGHTS),
+      disk_bytes=sum(self._item_bytes.values()),
       dense_bytes=self._dense_bytes,
       quantized_weights=self._weights["quantized"],
       dense_weights=self._weights["dense"],
@@ -97,10 +98,12 @@ class Writer:
       bar.set_postfix_str(group[0].removesuffix(".weight"), refresh=False)
       tensors.update(self._convert_group(group))
       bar.update(sum(self._source_bytes(name) for name in group))
+    path = self._folder / layout.WEIGHTS / item
     orbax_io.save_item(
-      self._folder / layout.WEIGHTS / item,
+      path,
       {n.removeprefix(prefix): layout.arrays_of(t) for n, t in tensors.items()},
     )
+    self._item_bytes[item] = layout.directory_bytes(path)
     for name, tensor in tensors.items():
       self._record(name, tensor)
 
@@ -174,6 +177,7 @@ class Writer:
       },
       "sizes": dataclasses.asdict(sizes),
       "stored_bits": sizes.stored_bits,
+      "items": self._item_bytes,
       "tensors": self._entries,
     }
 
