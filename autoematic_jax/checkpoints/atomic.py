@@ -9,8 +9,8 @@ from pathlib import Path
 
 from autoematic_jax.errors import CheckpointError
 
-UNFINISHED = re.compile(r".+\.(partial|replaced)-(\d+)")
-"""Names of what a run works on: its kind and the run's process id."""
+UNFINISHED = re.compile(r"(.+)\.(partial|replaced)-(\d+)")
+"""Names of what a run works on: destination, kind and process id."""
 
 
 def check_destination(
@@ -85,11 +85,13 @@ def _remove_abandoned(destination):
   """Removes what dead runs left; puts back what one was replacing."""
   for path in list(destination.parent.iterdir()):
     match = UNFINISHED.fullmatch(path.name)
-    ours = match and path.name.startswith(f"{destination.name}.{match[1]}-")
-    # Our own id is that of a dead run too: containers reuse them.
-    if not ours or (_alive(int(match[2])) and int(match[2]) != os.getpid()):
+    if match is None or match[1] != destination.name:
       continue
-    if match[1] == "replaced" and not destination.exists():
+    kind, pid = match[2], int(match[3])
+    # Our own id is that of a dead run too: containers reuse them.
+    if pid != os.getpid() and _alive(pid):
+      continue
+    if kind == "replaced" and not destination.exists():
       path.rename(destination)
     else:
       shutil.rmtree(path)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -42,7 +43,7 @@ DEFAULT_LEVELS = {
 }
 """Levels that a checkpoint of each format offers unless told otherwise."""
 
-Tensor = formats.QTensor | np.ndarray
+Tensor = formats.QTensor | jax.Array | np.ndarray
 Arrays = dict[str, np.ndarray]
 
 _ARRAY_FIELDS = (
@@ -102,12 +103,13 @@ def rebuild(entry: Mapping[str, Any], arrays: Arrays) -> Tensor:
   """The tensor that `describe` and `arrays_of` stand for."""
   if entry["kind"] == "dense":
     return arrays["values"]
-  fields = {
-    name: None if name not in arrays else jnp.asarray(arrays[name])
-    for name in _ARRAY_FIELDS
-  }
+  fields = {name: jnp.asarray(array) for name, array in arrays.items()}
   return formats.QTensor(
-    **fields,
+    codes=fields["codes"],
+    group_scale=fields["group_scale"],
+    tensor_scale=fields["tensor_scale"],
+    refinement_mask=fields.get("refinement_mask"),
+    offsets=fields.get("offsets"),
     format=entry["format"],
     decoding=entry["decoding"],
     columns=entry["columns"],

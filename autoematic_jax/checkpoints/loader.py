@@ -16,6 +16,16 @@ from autoematic_jax.errors import QTensorError
 from autoematic_jax.models import registry
 from autoematic_jax.models.config import ModelConfig
 
+_NEEDED = (
+  "format",
+  "decoding",
+  "levels",
+  "model",
+  "items",
+  "tensors",
+  "stored_bits",
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
@@ -129,6 +139,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     )
   metadata = read_json(file)
   _check_version(file, metadata.get("format_version"))
+  missing = [key for key in _NEEDED if key not in metadata]
+  if missing:
+    raise CheckpointError(
+      f"{file} lacks {', '.join(missing)}: convert the model again"
+    )
   try:
     config = ModelConfig.from_dict(metadata["model"])
     _check_precision(file, metadata)

@@ -12,10 +12,13 @@ from autoematic_jax.checkpoints import layout
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.policy import PolicyConfig
 
-DENSE_DTYPES = {
+_DENSE_DTYPES = {
   "bfloat16": np.dtype(ml_dtypes.bfloat16),
   "float32": np.dtype(np.float32),
 }
+
+# A dense format fixes the dtype of every tensor.
+_FIXED_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,18 +52,14 @@ class ConvertOptions:
       )
     self._check_levels()
     self._check_dense_dtype()
-    if self.policy and not self.levels:
+    if self.policy and not self.offered_levels:
       raise PrecisionError(
         f"a {self.format} checkpoint offers no levels for a policy to choose"
       )
     self.policy_dict()
 
   def _check_levels(self):
-    held = formats.LEVELS.get(self.format, ())
-    levels = self.levels
-    if levels is None:
-      levels = layout.DEFAULT_LEVELS[self.format]
-    levels = tuple(levels)
+    held, levels = formats.LEVELS.get(self.format, ()), self.offered_levels
     ascending = list(levels) == sorted(set(levels))
     if not set(levels) <= set(held) or not ascending:
       raise PrecisionError(
@@ -69,18 +68,30 @@ class ConvertOptions:
       )
     if held and not levels:
       raise PrecisionError(f"levels is empty; {self.format} holds {held}")
-    object.__setattr__(self, "levels", levels)
 
   def _check_dense_dtype(self):
-    """A dense format fixes the dtype of every tensor."""
-    fixed = {"bf16": "bfloat16", "fp32": "float32"}.get(self.format)
-    dtype = self.dense_dtype or fixed or "bfloat16"
-    _one_of("dense_dtype", dtype, tuple(DENSE_DTYPES))
-    if fixed and dtype != fixed:
+    if self.dense_dtype is None:
+      return
+    _one_of("dense_dtype", self.dense_dtype, tuple(_DENSE_DTYPES))
+    fixed = _FIXED_DTYPES.get(self.format, self.dense_dtype)
+    if self.dense_dtype != fixed:
       raise PrecisionError(
-        f"a {self.format} checkpoint stores {fixed}, not dense_dtype={dtype!r}"
+        f"a {self.format} checkpoint stores {fixed}, not"
+        f" dense_dtype={self.dense_dtype!r}"
       )
-    object.__setattr__(self, "dense_dtype", dtype)
+
+  @property
+  def offered_levels(self) -> tuple[int, ...]:
+    """Levels that the checkpoint offers."""
+    if self.levels is None:
+      return layout.DEFAULT_LEVELS[self.format]
+    return self.levels
+
+  @property
+  def dense(self) -> np.dtype:
+    """Dtype of tensors that are not quantized."""
+    name = self.dense_dtype or _FIXED_DTYPES.get(self.format, "bfloat16")
+    return _DENSE_DTYPES[name]
 
   def policy_dict(self) -> dict[str, Any] | None:
     """Every field of the policy; None for an unquantized checkpoint.
@@ -89,14 +100,14 @@ class ConvertOptions:
       PrecisionError: A field is unknown, or asks for a level that is not
         offered.
     """
-    if not self.levels:
+    if not self.offered_levels:
       return None
-    fields = {"levels": self.levels, **(self.policy or {})}
+    fields = {"levels": self.offered_levels, **(self.policy or {})}
     config = PolicyConfig.from_dict(fields)
-    if not set(config.levels) <= set(self.levels):
+    if not set(config.levels) <= set(self.offered_levels):
       raise PrecisionError(
         f"the policy's levels {config.levels} are not all offered by the"
-        f" checkpoint, which offers {self.levels}"
+        f" checkpoint, which offers {self.offered_levels}"
       )
     return config.to_dict()
 

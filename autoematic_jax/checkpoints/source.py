@@ -1,6 +1,7 @@
 """Model files that can be converted, behind one interface."""
 
 import abc
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class Source(abc.ABC):
     """Tokenizer, chat template and generation config by file name."""
 
 
-def open_source(path: str | Path) -> Source:
+def open_source(path: str | os.PathLike[str]) -> Source:
   """Opens a GGUF file or a Hugging Face safetensors folder.
 
   Raises:

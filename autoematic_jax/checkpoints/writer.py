@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,6 @@ from tqdm import tqdm
 from autoematic_jax import formats
 from autoematic_jax.checkpoints import layout
 from autoematic_jax.checkpoints import orbax_io
-from autoematic_jax.checkpoints.options import DENSE_DTYPES
 from autoematic_jax.checkpoints.options import ConvertOptions
 from autoematic_jax.checkpoints.source import Source
 from autoematic_jax.models.config import ModelConfig
@@ -119,14 +118,17 @@ class Writer:
     options = self._options
     linear = self._specs[names[0]].kind == "linear"
     if not linear or options.format in layout.DENSE_FORMATS:
-      dtype = DENSE_DTYPES[options.dense_dtype]
-      return {name: self._read(name).astype(dtype) for name in names}
+      return {
+        # What needs no cast stays mapped, outside of our memory.
+        name: self._read(name).astype(options.dense, copy=False)
+        for name in names
+      }
     weights = {n: jnp.asarray(self._read(n), jnp.float32) for n in names}
     mask = self._shared_mask(list(weights.values()))
     return {
       name: formats.quantize_weight(
         weight,
-        format=options.format,
+        format=cast(formats.Format, options.format),
         rho=options.rho,
         decoding=options.decoding,
         refinement_mask=mask,
@@ -146,7 +148,9 @@ class Writer:
       return None
     gains = [
       formats.refinement_gain(
-        weight, format=options.format, decoding=options.decoding
+        weight,
+        format=cast(formats.Format, options.format),
+        decoding=options.decoding,
       )
       for weight in weights
     ]
@@ -162,8 +166,8 @@ class Writer:
       "format": options.format,
       "decoding": options.decoding,
       "rho": options.rho,
-      "levels": list(options.levels),
-      "dense_dtype": options.dense_dtype,
+      "levels": list(options.offered_levels),
+      "dense_dtype": str(options.dense),
       "model": self._config.to_dict(),
       "policy": options.policy_dict(),
       "made": {
