@@ -42,7 +42,7 @@ def _nearest_offset(scaled, q, decoding, divisions, lowest, highest):
 
 
 def offset(
-    scaled: Float[Array, "*S"], q: Float[Array, "*S"], decoding: Decoding
+  scaled: Float[Array, "*S"], q: Float[Array, "*S"], decoding: Decoding
 ) -> Int8[Array, "*S"]:
   """2-bit offset of an element from its base.
 
@@ -58,21 +58,21 @@ def offset(
 
 
 def offset_delta(
-    d: Int[Array, "*S"], q: Float[Array, "*S"], decoding: Decoding
+  d: Int[Array, "*S"], q: Float[Array, "*S"], decoding: Decoding
 ) -> Float[Array, "*S"]:
   """Refinement `d * step` of a 2-bit offset."""
   return d.astype(jnp.float32) * _step(q, decoding, 8)
 
 
 def offset8(
-    scaled: Float[Array, "*S"], q: Float[Array, "*S"], decoding: Decoding
+  scaled: Float[Array, "*S"], q: Float[Array, "*S"], decoding: Decoding
 ) -> Int8[Array, "*S"]:
   """4-bit offset, in [-8, 7] quarter steps (paper Table 10)."""
   return _nearest_offset(scaled, q, decoding, 32, -8, 7)
 
 
 def offset8_delta(
-    d: Int[Array, "*S"], q: Float[Array, "*S"], decoding: Decoding
+  d: Int[Array, "*S"], q: Float[Array, "*S"], decoding: Decoding
 ) -> Float[Array, "*S"]:
   """Refinement of a 4-bit offset."""
   return d.astype(jnp.float32) * _step(q, decoding, 32)
@@ -84,7 +84,7 @@ def offset8_to_offset6(d: Int[Array, "*S"]) -> Int[Array, "*S"]:
 
 
 def split_offset8(
-    d: Int[Array, "*S"],
+  d: Int[Array, "*S"],
 ) -> tuple[Int[Array, "*S"], Int[Array, "*S"]]:
   """`(d1, d0)` with `d = 4 * d1 + d0`, d1 in [-2, 1] and d0 in [0, 3]."""
   return d >> 2, d & 3

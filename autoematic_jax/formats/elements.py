@@ -12,7 +12,7 @@ E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def exact_divide(
-    x: Float[Array, "*S"], divisor: Float[Array, "..."]
+  x: Float[Array, "*S"], divisor: Float[Array, "..."]
 ) -> Float[Array, "*S"]:
   """`x / divisor`, correctly rounded, the divisor broadcast to x.
 
@@ -45,7 +45,7 @@ def _round_float(x, *, mantissa_bits, min_exponent, largest):
 def round_e2m1(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
   """Nearest E2M1 value, ties to the even code, saturating at 6; no -0."""
   rounded = _round_float(
-      x.astype(jnp.float32), mantissa_bits=1, min_exponent=0, largest=6.0
+    x.astype(jnp.float32), mantissa_bits=1, min_exponent=0, largest=6.0
   )
   return jnp.where(rounded == 0, 0.0, rounded)
 
@@ -53,7 +53,7 @@ def round_e2m1(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
 def round_e2m3(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
   """Nearest E2M3 value, ties to the even code, saturating at 7.5; no -0."""
   rounded = _round_float(
-      x.astype(jnp.float32), mantissa_bits=3, min_exponent=0, largest=7.5
+    x.astype(jnp.float32), mantissa_bits=3, min_exponent=0, largest=7.5
   )
   return jnp.where(rounded == 0, 0.0, rounded)
 
@@ -61,7 +61,7 @@ def round_e2m3(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
 def round_e4m3(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
   """Nearest E4M3 value, ties to the even code, saturating at 448."""
   return _round_float(
-      x.astype(jnp.float32), mantissa_bits=3, min_exponent=-6, largest=448.0
+    x.astype(jnp.float32), mantissa_bits=3, min_exponent=-6, largest=448.0
   )
 
 
@@ -69,7 +69,7 @@ def exponent_e2m1(q: Float[Array, "*S"]) -> Float[Array, "*S"]:
   """`2**e` of an E2M1 value: 1 below 2, 2 at 2 and 3, 4 at 4 and 6."""
   magnitude = jnp.abs(q)
   return jnp.where(
-      magnitude >= 4, 4.0, jnp.where(magnitude >= 2, 2.0, 1.0)
+    magnitude >= 4, 4.0, jnp.where(magnitude >= 2, 2.0, 1.0)
   ).astype(jnp.float32)
 
 
@@ -78,7 +78,7 @@ def encode_e2m1(values: Float[Array, "*S"]) -> UInt8[Array, "*S"]:
   values = values.astype(jnp.float32)
   magnitude = jnp.abs(values)
   code = sum(
-      (magnitude >= value).astype(jnp.uint8) for value in E2M1_VALUES[1:]
+    (magnitude >= value).astype(jnp.uint8) for value in E2M1_VALUES[1:]
   )
   return code | (jnp.signbit(values).astype(jnp.uint8) << 3)
 
@@ -89,7 +89,7 @@ def decode_e2m1(codes: UInt8[Array, "*S"]) -> Float[Array, "*S"]:
   exponent = (codes >> 1) & 3
   mantissa = codes & 1
   halves = jnp.where(
-      exponent > 0, (2 + mantissa) << jnp.maximum(exponent - 1, 0), mantissa
+    exponent > 0, (2 + mantissa) << jnp.maximum(exponent - 1, 0), mantissa
   )
   value = halves.astype(jnp.float32) * 0.5
   return jnp.where(codes >= 8, -value, value)
@@ -111,7 +111,7 @@ def decode_e2m3(codes: UInt8[Array, "*S"]) -> Float[Array, "*S"]:
   exponent = (codes >> 3) & 3
   mantissa = codes & 7
   eighths = jnp.where(
-      exponent > 0, (8 + mantissa) << jnp.maximum(exponent - 1, 0), mantissa
+    exponent > 0, (8 + mantissa) << jnp.maximum(exponent - 1, 0), mantissa
   )
   value = eighths.astype(jnp.float32) * 0.125
   return jnp.where(codes >= 32, -value, value)

@@ -30,10 +30,10 @@ def pack_pairs(codes: UInt8[Array, "*B K"]) -> UInt8[Array, "*B K4"]:
   """Packs 2-bit codes four a byte, element i in bits 2i and 2i + 1."""
   quads = codes.reshape(*codes.shape[:-1], -1, 4)
   return (
-      quads[..., 0]
-      | (quads[..., 1] << 2)
-      | (quads[..., 2] << 4)
-      | (quads[..., 3] << 6)
+    quads[..., 0]
+    | (quads[..., 1] << 2)
+    | (quads[..., 2] << 4)
+    | (quads[..., 3] << 6)
   )
 
 
@@ -48,7 +48,7 @@ def pack_sextets(codes: UInt8[Array, "*B K"]) -> UInt8[Array, "*B K34"]:
   quads = codes.reshape(*codes.shape[:-1], -1, 4)
   a, b, c, d = (quads[..., i] for i in range(4))
   packed = jnp.stack(
-      [a | (b << 6), (b >> 2) | (c << 4), (c >> 4) | (d << 2)], axis=-1
+    [a | (b << 6), (b >> 2) | (c << 4), (c >> 4) | (d << 2)], axis=-1
   )
   return packed.reshape(*codes.shape[:-1], -1)
 
@@ -58,13 +58,13 @@ def unpack_sextets(packed: UInt8[Array, "*B K34"]) -> UInt8[Array, "*B K"]:
   triples = packed.reshape(*packed.shape[:-1], -1, 3)
   a, b, c = (triples[..., i] for i in range(3))
   quads = jnp.stack(
-      [
-          a & 63,
-          ((a >> 6) | (b << 2)) & 63,
-          ((b >> 4) | (c << 4)) & 63,
-          c >> 2,
-      ],
-      axis=-1,
+    [
+      a & 63,
+      ((a >> 6) | (b << 2)) & 63,
+      ((b >> 4) | (c << 4)) & 63,
+      c >> 2,
+    ],
+    axis=-1,
   )
   return quads.reshape(*packed.shape[:-1], -1)
 
@@ -81,13 +81,13 @@ def pack_mask(mask: Bool[Array, "*B S"]) -> UInt8[Array, "*B G2"]:
     groups = jnp.pad(groups, pad)
   weights = jnp.asarray([1, 2, 4, 8], jnp.uint8)
   nibbles = jnp.sum(
-      groups.astype(jnp.uint8) * weights, axis=-1, dtype=jnp.uint8
+    groups.astype(jnp.uint8) * weights, axis=-1, dtype=jnp.uint8
   )
   return pack_nibbles(nibbles)
 
 
 def unpack_mask(
-    packed: UInt8[Array, "*B G2"], subgroups: int
+  packed: UInt8[Array, "*B G2"], subgroups: int
 ) -> Bool[Array, "*B S"]:
   """Undoes `pack_mask` for a known number of subgroups."""
   nibbles = unpack_nibbles(packed)

@@ -17,10 +17,10 @@ from autoematic_jax.formats import packing
 Format = Literal["nvfp4", "fp6g", "autofp6", "autofp8"]
 
 LEVELS: dict[str, tuple[int, ...]] = {
-    "nvfp4": (2, 4),
-    "fp6g": (6,),
-    "autofp6": (2, 4, 6),
-    "autofp8": (2, 4, 6, 8),
+  "nvfp4": (2, 4),
+  "fp6g": (6,),
+  "autofp6": (2, 4, 6),
+  "autofp8": (2, 4, 6, 8),
 }
 """Bits that a weight of each format can run at."""
 
@@ -99,8 +99,8 @@ class QTensor:
   def nbytes(self) -> int:
     """Bytes of all arrays."""
     return sum(
-        math.prod(leaf.shape) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(self)
+      math.prod(leaf.shape) * leaf.dtype.itemsize
+      for leaf in jax.tree.leaves(self)
     )
 
   @property
@@ -150,8 +150,8 @@ def validate_qtensor(q: QTensor) -> None:
   marked = np.asarray(mask_bits(q)).sum(axis=-1)
   if (marked != q.refined).any():
     raise QTensorError(
-        f"refinement_mask marks {np.unique(marked).tolist()} subgroups;"
-        f" offsets hold {q.refined}"
+      f"refinement_mask marks {np.unique(marked).tolist()} subgroups;"
+      f" offsets hold {q.refined}"
     )
 
 
@@ -159,8 +159,8 @@ def _check(q, name, shape, dtype):
   array = getattr(q, name)
   if tuple(array.shape) != shape or array.dtype != dtype:
     raise QTensorError(
-        f"{name} is {array.dtype}{list(array.shape)}; a {q.format} tensor of"
-        f" {q.columns} columns needs {dtype}{list(shape)}"
+      f"{name} is {array.dtype}{list(array.shape)}; a {q.format} tensor of"
+      f" {q.columns} columns needs {dtype}{list(shape)}"
     )
 
 
@@ -211,9 +211,7 @@ def decode_offsets(q: QTensor, level: int) -> Float[Array, "*L N C"]:
   d = raw - ((raw & 8) << 1)
   if level == 8:
     return autofp.offset8_delta(d, base, q.decoding)
-  return autofp.offset_delta(
-      autofp.offset8_to_offset6(d), base, q.decoding
-  )
+  return autofp.offset_delta(autofp.offset8_to_offset6(d), base, q.decoding)
 
 
 def dequantize(q: QTensor, level: int | None = None) -> Float[Array, "*L N K"]:
@@ -232,20 +230,20 @@ def dequantize(q: QTensor, level: int | None = None) -> Float[Array, "*L N K"]:
   level = q.levels[-1] if level is None else level
   if level not in q.levels:
     raise QTensorError(
-        f"a {q.format} tensor has levels {q.levels}; {level} is not one"
+      f"a {q.format} tensor has levels {q.levels}; {level} is not one"
     )
   values = decode_base(q)
   if level == 2:
     values = autofp.AUTOFP2_SCALE * autofp.autofp2_digit(values)
   if q.offsets is not None and level >= 6:
     columns = jnp.broadcast_to(
-        refined_columns(q)[..., None, :],
-        (*values.shape[:-1], q.refined * packing.SUBGROUP),
+      refined_columns(q)[..., None, :],
+      (*values.shape[:-1], q.refined * packing.SUBGROUP),
     )
     delta = decode_offsets(q, level)
     refined = jnp.take_along_axis(values, columns, axis=-1) + delta
     values = jnp.put_along_axis(
-        values, columns, refined, axis=-1, inplace=False
+      values, columns, refined, axis=-1, inplace=False
     )
   scale = elements.decode_e4m3(q.group_scale)
   values = values * jnp.repeat(scale, packing.GROUP, axis=-1)

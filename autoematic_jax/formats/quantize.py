@@ -31,17 +31,17 @@ def check_finite(name: str, array: np.ndarray) -> None:
     return
   nan, inf = int(np.isnan(array).sum()), int(np.isinf(array).sum())
   raise NonFiniteError(
-      f"{name} holds {nan} NaN and {inf} Inf out of {array.size} values"
+    f"{name} holds {nan} NaN and {inf} Inf out of {array.size} values"
   )
 
 
 def quantize_weight(
-    w: Float[Array, "N K"],
-    *,
-    format: Format,
-    rho: float = 0.2,
-    decoding: autofp.Decoding = "exponent",
-    refinement_mask: Bool[Array | np.ndarray, "S"] | None = None,
+  w: Float[Array, "N K"],
+  *,
+  format: Format,
+  rho: float = 0.2,
+  decoding: autofp.Decoding = "exponent",
+  refinement_mask: Bool[Array | np.ndarray, "S"] | None = None,
 ) -> QTensor:
   """Rounds a matrix to a packed format.
 
@@ -69,30 +69,30 @@ def quantize_weight(
   else:
     if refinement_mask is None:
       refinement_mask = select_refinement_mask(
-          refinement_gain(w, format=format, decoding=decoding),
-          refinement_budget(columns, rho),
+        refinement_gain(w, format=format, decoding=decoding),
+        refinement_budget(columns, rho),
       )
     marked = np.asarray(refinement_mask, bool)
     subgroups = padded(columns) // packing.SUBGROUP
     if marked.shape != (subgroups,):
       raise QTensorError(
-          f"refinement_mask has shape {marked.shape}; {columns} columns need"
-          f" [{subgroups}]"
+        f"refinement_mask has shape {marked.shape}; {columns} columns need"
+        f" [{subgroups}]"
       )
     refined = np.flatnonzero(np.repeat(marked, packing.SUBGROUP))
     codes, group_scale, tensor_scale, offsets = rows_scaled(
-        w, jnp.asarray(refined, jnp.int32)
+      w, jnp.asarray(refined, jnp.int32)
     )
     mask = packing.pack_mask(jnp.asarray(marked))
   return QTensor(
-      codes=codes,
-      group_scale=group_scale,
-      tensor_scale=tensor_scale,
-      refinement_mask=mask,
-      offsets=offsets,
-      format=format,
-      decoding=decoding,
-      columns=columns,
+    codes=codes,
+    group_scale=group_scale,
+    tensor_scale=tensor_scale,
+    refinement_mask=mask,
+    offsets=offsets,
+    format=format,
+    decoding=decoding,
+    columns=columns,
   )
 
 
@@ -103,8 +103,8 @@ def _check_options(format, rho, decoding):
     raise QTensorError(f"decoding {decoding!r} is not fixed or exponent")
   if not 0 <= rho <= MAX_REFINED_PER_GROUP / packing.SUBGROUPS_PER_GROUP:
     raise QTensorError(
-        f"rho={rho} must be in [0, 0.5]: at most {MAX_REFINED_PER_GROUP} of the"
-        " 4 subgroups of a group are refined"
+      f"rho={rho} must be in [0, 0.5]: at most {MAX_REFINED_PER_GROUP} of the"
+      " 4 subgroups of a group are refined"
     )
 
 
@@ -137,7 +137,7 @@ def _scaled(w, format):
   largest = 7.5 if format == "fp6g" else 6.0
   tensor_scale = scaling.tensor_scale(w, largest)
   group_scale = scaling.group_scale(
-      w, tensor_scale, largest, scaling.SMALLEST_WEIGHT_SCALE
+    w, tensor_scale, largest, scaling.SMALLEST_WEIGHT_SCALE
   )
   scale = jnp.repeat(group_scale, packing.GROUP, axis=1) * tensor_scale
   return elements.exact_divide(w, scale), tensor_scale, group_scale
@@ -145,7 +145,7 @@ def _scaled(w, format):
 
 @partial(jax.jit, static_argnames=("format", "decoding"))
 def refinement_gain(
-    w: Float[Array, "N K"], *, format: Format, decoding: autofp.Decoding
+  w: Float[Array, "N K"], *, format: Format, decoding: autofp.Decoding
 ) -> Float[Array, "S"]:
   """Squared error that refining each subgroup would remove from all rows.
 
@@ -180,9 +180,9 @@ def refinement_budget(columns: int, rho: float) -> int:
 
 
 def select_refinement_mask(
-    gain: Float[Array | np.ndarray, "S"],
-    budget: int,
-    max_per_group: int = MAX_REFINED_PER_GROUP,
+  gain: Float[Array | np.ndarray, "S"],
+  budget: int,
+  max_per_group: int = MAX_REFINED_PER_GROUP,
 ) -> Bool[np.ndarray, "S"]:
   """The subgroups of largest gain, at most `max_per_group` in a group.
 
@@ -201,8 +201,8 @@ def select_refinement_mask(
   groups = gain.reshape(-1, packing.SUBGROUPS_PER_GROUP)
   if budget > groups.shape[0] * max_per_group:
     raise QTensorError(
-        f"{budget=} subgroups cannot be refined with at most"
-        f" {max_per_group} in each of {groups.shape[0]} groups"
+      f"{budget=} subgroups cannot be refined with at most"
+      f" {max_per_group} in each of {groups.shape[0]} groups"
     )
   rank = np.argsort(np.argsort(-groups, axis=1, kind="stable"), axis=1)
   eligible = np.flatnonzero((rank < max_per_group).ravel())

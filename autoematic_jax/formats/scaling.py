@@ -18,14 +18,14 @@ _SMALLEST_TENSOR_SCALE = 2.0**-100
 
 
 def tensor_scale(
-    x: Float[Array, "*S"], max_element: float = 6.0
+  x: Float[Array, "*S"], max_element: float = 6.0
 ) -> Float[Array, ""]:
   """`amax / (max_element * 448)` of a whole tensor; 1 when it is all zero."""
   return _scale_of(jnp.max(jnp.abs(x)), max_element)
 
 
 def row_tensor_scale(
-    x: Float[Array, "*B K"], max_element: float = 6.0
+  x: Float[Array, "*B K"], max_element: float = 6.0
 ) -> Float[Array, "*B 1"]:
   """The same for each row; NaN for a row that holds NaN or Inf.
 
@@ -40,16 +40,14 @@ def _scale_of(amax, max_element):
   largest = jnp.float32(max_element * E4M3_MAX)
   scale = exact_divide(amax.astype(jnp.float32), largest)
   # Below this float32 would lose bits to subnormals, or reach 0.
-  return jnp.where(
-      amax == 0, 1.0, jnp.maximum(scale, _SMALLEST_TENSOR_SCALE)
-  )
+  return jnp.where(amax == 0, 1.0, jnp.maximum(scale, _SMALLEST_TENSOR_SCALE))
 
 
 def group_scale(
-    x: Float[Array, "*B K"],
-    tensor_scale: Float[Array, "..."],
-    max_element: float = 6.0,
-    minimum: float = SMALLEST_SCALE,
+  x: Float[Array, "*B K"],
+  tensor_scale: Float[Array, "..."],
+  max_element: float = 6.0,
+  minimum: float = SMALLEST_SCALE,
 ) -> Float[Array, "*B G"]:
   """Decoded E4M3 scale of each group of 16 along the last axis.
 
