@@ -131,9 +131,17 @@ class Tokenizer:
         text, such as a BOS.
 
     Raises:
-      PromptError: The checkpoint has no tokenizer.
+      PromptError: The checkpoint has no tokenizer, or the text is not Unicode.
     """
     backend = self._need()
+    try:
+      text.encode()
+    except UnicodeEncodeError as error:
+      # Python makes such characters of bytes that are not UTF-8.
+      raise PromptError(
+        f"the text is not valid Unicode at character {error.start}"
+        f" ({text[error.start]!a})"
+      ) from None
     ids = backend.encode(text, add_special_tokens=add_special_tokens).ids
     bos = self._special.get("bos_token")
     if add_special_tokens and self._add_bos and bos is not None:

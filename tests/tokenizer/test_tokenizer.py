@@ -73,7 +73,7 @@ def test_streamed_pieces_add_up_to_the_whole(tokenizer, ids):
   assert stream.flush() == ""
 
 
-@given(st.text(st.characters(exclude_characters="\ufffd")))
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\ufffd")))
 def test_valid_text_streams_without_replacement_characters(tokenizer, text):
   stream = tokenizer.stream_decoder()
   shown = ""
@@ -117,6 +117,13 @@ def test_special_tokens_in_text_are_tokens_and_are_left_out_of_text(tokenizer):
   assert ids[0] == 1
   assert ids[-1] == 2
   assert tokenizer.decode(ids) == "Hi"
+
+
+def test_text_that_is_not_unicode_is_refused(tokenizer):
+  """Such as an argument that was not UTF-8."""
+  text = b"ab\xff".decode(errors="surrogateescape")
+  with pytest.raises(PromptError, match=r"character 2 \('\\udcff'\)"):
+    tokenizer.encode(text)
 
 
 def test_a_bos_is_added_once(folder, tmp_path, backend):
