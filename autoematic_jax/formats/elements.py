@@ -39,7 +39,7 @@ def _round_float(x, *, mantissa_bits, min_exponent, largest):
   inverse = _power_of_two(mantissa_bits - exponent)
   rounded = jnp.minimum(jnp.round(magnitude * inverse) * step, largest)
   rounded = jnp.where(jnp.isnan(x), jnp.nan, rounded)
-  return jnp.where(x < 0, -rounded, rounded)
+  return jnp.copysign(rounded, x)
 
 
 def round_e2m1(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
@@ -59,7 +59,10 @@ def round_e2m3(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
 
 
 def round_e4m3(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
-  """Nearest E4M3 value, ties to the even code, saturating at 448."""
+  """Nearest E4M3 value, ties to the even code, saturating at 448.
+
+  The sign of zero is kept, and NaN stays NaN.
+  """
   return _round_float(
     x.astype(jnp.float32), mantissa_bits=3, min_exponent=-6, largest=448.0
   )

@@ -14,6 +14,7 @@ from autoematic_jax.formats import elements
 from autoematic_jax.formats import packing
 from autoematic_jax.formats import scaling
 from autoematic_jax.formats.qtensor import LEVELS
+from autoematic_jax.formats.qtensor import REFINED_FORMATS
 from autoematic_jax.formats.qtensor import Format
 from autoematic_jax.formats.qtensor import QTensor
 from autoematic_jax.formats.qtensor import padded
@@ -36,7 +37,7 @@ def check_finite(name: str, array: np.ndarray) -> None:
 
 
 def quantize_weight(
-  w: Float[Array, "N K"],
+  w: Float[Array | np.ndarray, "N K"],
   *,
   format: Format,
   rho: float = 0.2,
@@ -46,7 +47,8 @@ def quantize_weight(
   """Rounds a matrix to a packed format.
 
   Args:
-    w: Finite weights; K is zero-padded to a multiple of 16.
+    w: Finite weights (see `check_finite`); K is zero-padded to a multiple of
+      16.
     format: Target format.
     rho: Share of the subgroups that are refined (autofp6, autofp8).
     decoding: Step of the offsets.
@@ -57,13 +59,14 @@ def quantize_weight(
     The packed tensor.
 
   Raises:
-    QTensorError: The format or decoding is unknown, `rho` is outside [0, 0.5]
-      or the mask has another width.
+    QTensorError: The format or decoding is unknown, `w` is no matrix, `rho` is
+      outside [0, 0.5] or the mask has another width.
   """
-  _check_options(format, rho, decoding)
+  _check_options(format, decoding)
+  _check_matrix(w)
   rows_scaled = partial(_quantize, format=format, decoding=decoding)
   columns = w.shape[1]
-  if format not in ("autofp6", "autofp8"):
+  if format not in REFINED_FORMATS:
     codes, group_scale, tensor_scale, _ = rows_scaled(w, None)
     mask = offsets = None
   else:
@@ -96,15 +99,17 @@ def quantize_weight(
   )
 
 
-def _check_options(format, rho, decoding):
+def _check_options(format, decoding):
   if format not in LEVELS:
     raise QTensorError(f"format {format!r} is not one of {sorted(LEVELS)}")
   if decoding not in ("fixed", "exponent"):
     raise QTensorError(f"decoding {decoding!r} is not fixed or exponent")
-  if not 0 <= rho <= MAX_REFINED_PER_GROUP / packing.SUBGROUPS_PER_GROUP:
+
+
+def _check_matrix(w):
+  if w.ndim != 2 or not w.size:
     raise QTensorError(
-      f"rho={rho} must be in [0, 0.5]: at most {MAX_REFINED_PER_GROUP} of the"
-      " 4 subgroups of a group are refined"
+      f"w has shape {list(w.shape)}; need [N, K] with N and K at least 1"
     )
 
 
@@ -143,10 +148,12 @@ def _scaled(w, format):
   return elements.exact_divide(w, scale), tensor_scale, group_scale
 
 
-@partial(jax.jit, static_argnames=("format", "decoding"))
 def refinement_gain(
-  w: Float[Array, "N K"], *, format: Format, decoding: autofp.Decoding
-) -> Float[Array, "S"]:
+  w: Float[Array | np.ndarray, "N K"],
+  *,
+  format: Format,
+  decoding: autofp.Decoding,
+) -> Float[np.ndarray, "S"]:
   """Squared error that refining each subgroup would remove from all rows.
 
   Args:
@@ -155,8 +162,26 @@ def refinement_gain(
     decoding: Step of the offsets.
 
   Returns:
-    `[Kp / 4]`, in squared units of the weights; 0 in padding.
+    `[Kp / 4]` float64 on the host, in squared units of the weights, so that
+    those of matrices with one input add up; 0 in padding.
+
+  Raises:
+    QTensorError: The format has no refinement, or `w` is no matrix.
   """
+  _check_options(format, decoding)
+  if format not in REFINED_FORMATS:
+    raise QTensorError(
+      f"{format} has no refinement; one of {sorted(REFINED_FORMATS)} has"
+    )
+  _check_matrix(w)
+  gain, tensor_scale = _gain(w, format=format, decoding=decoding)
+  # The square of a tensor scale can leave the range of float32.
+  return np.asarray(gain, np.float64) * np.float64(tensor_scale) ** 2
+
+
+@partial(jax.jit, static_argnames=("format", "decoding"))
+def _gain(w, *, format, decoding):
+  """Gain of each subgroup in units of the squared tensor scale, and that."""
   scaled, tensor_scale, group_scale = _scaled(w, format)
   base = elements.round_e2m1(scaled)
   if format == "autofp6":
@@ -167,13 +192,29 @@ def refinement_gain(
     delta = autofp.offset8_delta(d, base, decoding)
   error = scaled - base
   gain = jnp.square(error) - jnp.square(error - delta)
-  scale = jnp.repeat(group_scale, packing.GROUP, axis=1) * tensor_scale
+  scale = jnp.repeat(group_scale, packing.GROUP, axis=1)
   gain = jnp.sum(gain * jnp.square(scale), axis=0)
-  return gain.reshape(-1, packing.SUBGROUP).sum(axis=1)
+  return gain.reshape(-1, packing.SUBGROUP).sum(axis=1), tensor_scale
 
 
 def refinement_budget(columns: int, rho: float) -> int:
-  """Subgroups to refine in a tensor of `columns` inputs, at least 1."""
+  """Subgroups to refine in a tensor of `columns` inputs.
+
+  Args:
+    columns: K, before padding.
+    rho: Share of the subgroups of the padded width.
+
+  Returns:
+    R, at least 1 unless `rho` is 0.
+
+  Raises:
+    QTensorError: `rho` is outside [0, 0.5].
+  """
+  if not 0 <= rho <= MAX_REFINED_PER_GROUP / packing.SUBGROUPS_PER_GROUP:
+    raise QTensorError(
+      f"rho={rho} must be in [0, 0.5]: at most {MAX_REFINED_PER_GROUP} of the"
+      f" {packing.SUBGROUPS_PER_GROUP} subgroups of a group are refined"
+    )
   if rho == 0:
     return 0
   return max(1, round(rho * padded(columns) / packing.SUBGROUP))
@@ -187,7 +228,8 @@ def select_refinement_mask(
   """The subgroups of largest gain, at most `max_per_group` in a group.
 
   Args:
-    gain: Concrete gain of each subgroup; ties go to the lower index.
+    gain: Concrete gain of each subgroup; ties go to the lower index, so that
+      padding, which comes last and gains 0, is chosen last.
     budget: Subgroups to choose.
     max_per_group: Bound for each group.
 
@@ -195,11 +237,11 @@ def select_refinement_mask(
     `[S]` flags, `budget` of them True.
 
   Raises:
-    QTensorError: The bound leaves fewer subgroups than the budget.
+    QTensorError: The budget is negative or the bound leaves fewer subgroups.
   """
   gain = np.asarray(gain, np.float64)
   groups = gain.reshape(-1, packing.SUBGROUPS_PER_GROUP)
-  if budget > groups.shape[0] * max_per_group:
+  if not 0 <= budget <= groups.shape[0] * max_per_group:
     raise QTensorError(
       f"{budget=} subgroups cannot be refined with at most"
       f" {max_per_group} in each of {groups.shape[0]} groups"
