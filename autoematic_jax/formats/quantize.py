@@ -163,7 +163,8 @@ def refinement_gain(
 
   Returns:
     `[Kp / 4]` float64 on the host, in squared units of the weights, so that
-    those of matrices with one input add up; 0 in padding.
+    those of matrices with one input add up; 0 in padding, NaN where weights
+    are not finite.
 
   Raises:
     QTensorError: The format has no refinement, or `w` is no matrix.
@@ -176,7 +177,8 @@ def refinement_gain(
   _check_matrix(w)
   gain, tensor_scale = _gain(w, format=format, decoding=decoding)
   # The square of a tensor scale can leave the range of float32.
-  return np.asarray(gain, np.float64) * np.float64(tensor_scale) ** 2
+  with np.errstate(invalid="ignore"):
+    return np.asarray(gain, np.float64) * np.float64(tensor_scale) ** 2
 
 
 @partial(jax.jit, static_argnames=("format", "decoding"))
@@ -190,8 +192,9 @@ def _gain(w, *, format, decoding):
   else:
     d = autofp.offset8(scaled, base, decoding)
     delta = autofp.offset8_delta(d, base, decoding)
-  error = scaled - base
-  gain = jnp.square(error) - jnp.square(error - delta)
+  # error^2 - (error - delta)^2; as a difference of squares it would not be
+  # exactly 0 where delta is.
+  gain = delta * (2 * (scaled - base) - delta)
   scale = jnp.repeat(group_scale, packing.GROUP, axis=1)
   gain = jnp.sum(gain * jnp.square(scale), axis=0)
   return gain.reshape(-1, packing.SUBGROUP).sum(axis=1), tensor_scale

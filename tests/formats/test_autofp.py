@@ -130,9 +130,7 @@ def test_refinement_fits_the_hardware_of_the_base(decoding):
   delta = formats.offset8_delta(jnp.asarray(d), f32(q), decoding)
   np.testing.assert_array_equal(delta, d * reference.step(q, decoding, 8))
   d1, d0 = (np.asarray(limb) for limb in formats.split_offset8(jnp.asarray(d)))
-  high, low = (
-    16 * limb * reference.step(q, decoding, 8) for limb in (d1, d0)
-  )
+  high, low = (16 * limb * reference.step(q, decoding, 8) for limb in (d1, d0))
   assert set(np.abs(high)) | set(np.abs(low)) <= set(reference.E2M1)
   np.testing.assert_array_equal(high / 4 + low / 16, delta)
 

@@ -16,9 +16,7 @@ PACKINGS = [
 
 
 def codes_of(bits):
-  return npst.arrays(
-    np.uint8, (2, 3, 16), elements=st.integers(0, 2**bits - 1)
-  )
+  return npst.arrays(np.uint8, (2, 3, 16), elements=st.integers(0, 2**bits - 1))
 
 
 @pytest.mark.parametrize(("pack", "unpack", "bits"), PACKINGS)
