@@ -20,21 +20,20 @@ class KVCache:
   """Keys (after rope) and values of every layer.
 
   Attributes:
-    keys: Planes `[L, B, H, S, width]` of the codec.
-    values: The same for values.
+    planes: Of the codec, `[L, B, 2 H, S, width]`: the keys' heads, then the
+      values', so that one pass packs or unpacks both.
     codec: How a head's vector is packed.
     head_dim: Width of a head before packing.
   """
 
-  keys: Planes
-  values: Planes
+  planes: Planes
   codec: Codec = dataclasses.field(metadata={"static": True})
   head_dim: int = dataclasses.field(metadata={"static": True})
 
   @property
   def capacity(self) -> int:
     """Tokens that each request can hold."""
-    return next(iter(self.keys.values())).shape[3]
+    return next(iter(self.planes.values())).shape[3]
 
 
 def block_capacity(tokens: int) -> int:
@@ -52,16 +51,12 @@ def init_cache(
     codec: Codec,
 ) -> KVCache:
   """An empty cache for `batch` requests of up to `capacity` tokens."""
-  lead = (num_layers, batch, num_kv_heads, block_capacity(capacity))
-  planes = codec.planes(head_dim)
-
-  def empty():
-    return {
-        name: jnp.zeros((*lead, width), dtype)
-        for name, (width, dtype) in planes.items()
-    }
-
-  return KVCache(keys=empty(), values=empty(), codec=codec, head_dim=head_dim)
+  lead = (num_layers, batch, 2 * num_kv_heads, block_capacity(capacity))
+  planes = {
+      name: jnp.zeros((*lead, width), dtype)
+      for name, (width, dtype) in codec.planes(head_dim).items()
+  }
+  return KVCache(planes=planes, codec=codec, head_dim=head_dim)
 
 
 def write(
@@ -85,22 +80,14 @@ def write(
   Returns:
     The cache with the tokens in place.
   """
-  token_levels = jnp.broadcast_to(
-      levels[:, None, None], keys.shape[:3]
-  ).astype(jnp.int32)
-
-  def store(planes, x):
-    packed = cache.codec.encode(x, token_levels)
-    return {
-        name: _store_plane(planes[name], packed[name], layer, start)
-        for name in planes
-    }
-
-  return dataclasses.replace(
-      cache,
-      keys=store(cache.keys, keys),
-      values=store(cache.values, values),
-  )
+  joined = jnp.concatenate([keys, values], axis=1)
+  token_levels = jnp.broadcast_to(levels[:, None, None], joined.shape[:3])
+  packed = cache.codec.encode(joined, token_levels.astype(jnp.int32))
+  planes = {
+      name: _store_plane(plane, packed[name], layer, start)
+      for name, plane in cache.planes.items()
+  }
+  return dataclasses.replace(cache, planes=planes)
 
 
 def _store_plane(plane, packed, layer, start):
@@ -118,11 +105,11 @@ def read(
 ) -> tuple[Float[Array, "B H S D"], Float[Array, "B H S D"]]:
   """Keys and values of one layer, decoded to float32."""
 
-  def load(planes):
-    sliced = {
-        name: lax.dynamic_index_in_dim(plane, layer, 0, keepdims=False)
-        for name, plane in planes.items()
-    }
-    return cache.codec.decode(sliced, cache.head_dim)
-
-  return load(cache.keys), load(cache.values)
+  sliced = {
+      name: lax.dynamic_index_in_dim(plane, layer, 0, keepdims=False)
+      for name, plane in cache.planes.items()
+  }
+  keys, values = jnp.split(
+      cache.codec.decode(sliced, cache.head_dim), 2, axis=1
+  )
+  return keys, values

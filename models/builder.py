@@ -9,6 +9,7 @@ from jaxtyping import Array
 
 from autoematic_jax import formats
 from autoematic_jax.errors import CheckpointError
+from autoematic_jax.models import bfloat16
 from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.layers import DenseLinear
 from autoematic_jax.models.layers import QuantizedLinear
@@ -56,9 +57,9 @@ def build_decoder(
   )
   head = None
   if not config.tie_word_embeddings:
-    head = jnp.asarray(rest["lm_head.weight"])
+    head = bfloat16.store(rest["lm_head.weight"])
   return Decoder(
-      embedding=jnp.asarray(rest["model.embed_tokens.weight"]),
+      embedding=bfloat16.store(rest["model.embed_tokens.weight"]),
       layers=stacked,
       norm=_norm(rest["model.norm.weight"], config),
       head=head,
@@ -112,7 +113,7 @@ class _LayerBuilder:
       )
       return QuantizedLinear(expand(weights), bias, activation)
     kernel = np.concatenate([np.asarray(weight) for weight in weights])
-    return DenseLinear(jnp.asarray(kernel, self.dtype), bias)
+    return DenseLinear(bfloat16.store(kernel, self.dtype), bias)
 
 
 def _stack(layers, count):

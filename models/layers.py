@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from autoematic_jax.models import bfloat16
 from autoematic_jax.pallas_kernels.activation_quantization import (
     ActivationConfig,
 )
@@ -17,28 +19,34 @@ from autoematic_jax.pallas_kernels.extended_gemm import DECODE_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm import PREFILL_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm import ExpandedWeight
 from autoematic_jax.pallas_kernels.extended_gemm import extended_gemm
-from autoematic_jax.pallas_kernels.extended_gemm import to_float32
+
+Tree = TypeVar("Tree")
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Precision:
-  """Levels of the requests of a batch at one layer.
+  """Which layer runs, and at which levels the requests of a batch run it.
 
   Attributes:
+    layer: Index into the stacked weights.
     levels: `[B]` int32 bits.
     branch: Index into `choices` when all requests agree, else
       `len(choices)`: the mixed batch.
     choices: Levels that requests may ask for.
   """
 
+  layer: Int[Array, ""]
   levels: Int[Array, "B"]
   branch: Int[Array, ""]
   choices: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
   @classmethod
   def of(
-      cls, levels: Int[Array, "B"], choices: Sequence[int]
+      cls,
+      layer: Int[Array, ""],
+      levels: Int[Array, "B"],
+      choices: Sequence[int],
   ) -> "Precision":
     """The precision of a batch whose requests sit at `levels`.
 
@@ -46,18 +54,28 @@ class Precision:
     """
     choices = tuple(choices)
     if not choices:
-      return cls(levels=levels, branch=jnp.int32(0), choices=())
+      branch = jnp.int32(0)
+      return cls(layer=layer, levels=levels, branch=branch, choices=())
     index = jnp.searchsorted(jnp.asarray(choices, jnp.int32), levels[0])
     agree = jnp.all(levels == levels[0])
     branch = jnp.where(agree, index, len(choices)).astype(jnp.int32)
-    return cls(levels=levels, branch=branch, choices=choices)
+    return cls(layer=layer, levels=levels, branch=branch, choices=choices)
+
+
+def at_layer(stacked: Tree, layer: Int[Array, ""]) -> Tree:
+  """One layer of arrays that are stacked along a leading axis."""
+  return jax.tree.map(
+      lambda x: lax.dynamic_index_in_dim(x, layer, 0, keepdims=False), stacked
+  )
 
 
 class QuantizedLinear(nnx.Module):
   """`x @ weight.T + bias` at the precision of each request.
 
   The level is chosen by `lax.switch`: one branch a level, and one for batches
-  whose requests disagree, which share a single GEMM.
+  whose requests disagree, which share a single GEMM. The weights of all layers
+  are stacked, and the branch takes its layer out of them: a slice made outside
+  would be copied before the branch could read it.
   """
 
   def __init__(
@@ -74,17 +92,17 @@ class QuantizedLinear(nnx.Module):
       self, x: Float[Array, "B T K"], precision: Precision
   ) -> Float[Array, "B T N"]:
     batch, tokens, width = x.shape
-    weight = self.weight.get_value()
+    stacked = self.weight.get_value()
     gemm = partial(
         extended_gemm,
-        weight=weight,
         activation=self.activation,
         row_tile=DECODE_ROW_TILE if tokens == 1 else PREFILL_ROW_TILE,
     )
 
     def branch(present):
       def run(rows, levels):
-        return gemm(rows, levels=levels, present=present)
+        weight = at_layer(stacked, precision.layer)
+        return gemm(rows, weight, levels, present=present)
 
       return run
 
@@ -97,49 +115,53 @@ class QuantizedLinear(nnx.Module):
         x.reshape(batch * tokens, width),
         jnp.repeat(precision.levels, tokens),
     ).reshape(batch, tokens, -1)
-    return out if self.bias is None else out + self.bias.get_value()
+    return _add_bias(out, self.bias, precision.layer)
 
 
 class DenseLinear(nnx.Module):
-  """`x @ kernel.T + bias` in floating point, whatever the precision."""
+  """`x @ kernel.T + bias` in floating point, of stacked kernels."""
 
   def __init__(
       self,
-      kernel: Float[Array, "N K"],
+      kernel: bfloat16.Stored,
       bias: Float[Array, "N"] | None = None,
   ):
     self.kernel = nnx.Param(kernel)
     self.bias = nnx.Param(bias) if bias is not None else None
 
   def __call__(
-      self, x: Float[Array, "B T K"], precision: Precision | None = None
+      self, x: Float[Array, "B T K"], precision: Precision
   ) -> Float[Array, "B T N"]:
     batch, tokens, width = x.shape
-    kernel = self.kernel.get_value()
-    rows = x.reshape(batch * tokens, width).astype(kernel.dtype)
+    kernel = at_layer(self.kernel.get_value(), precision.layer)
+    rows = bfloat16.rounded(x.reshape(batch * tokens, width), kernel)
     out = dense_rows(rows, kernel, one_by_one=tokens == 1)
     out = out.reshape(batch, tokens, -1)
-    return out if self.bias is None else out + self.bias.get_value()
+    return _add_bias(out, self.bias, precision.layer)
+
+
+def _add_bias(out, bias, layer):
+  return out if bias is None else out + at_layer(bias.get_value(), layer)
 
 
 def dense_rows(
-    rows: Float[Array, "M K"], kernel: Float[Array, "N K"], *, one_by_one: bool
+    rows: Float[Array, "M K"], kernel: bfloat16.Stored, *, one_by_one: bool
 ) -> Float[Array, "M N"]:
   """`rows @ kernel.T` in float32.
 
   Args:
-    rows: Inputs in the kernel's dtype.
-    kernel: float32 or bfloat16.
+    rows: Inputs.
+    kernel: `[N, K]`, stored as float32 or bfloat16.
     one_by_one: One dot a row, so that a row's bits do not depend on how many
       rows there are.
 
   Returns:
     float32 products.
   """
-  rows, kernel = to_float32(rows), to_float32(kernel)
+  transposed = bfloat16.to_float32(kernel).T
 
   def dot(x):
-    return jnp.einsum("mk,nk->mn", x, kernel, precision=lax.Precision.HIGHEST)
+    return jnp.dot(x, transposed, precision=lax.Precision.HIGHEST)
 
   if one_by_one and rows.shape[0] > 1:
     return lax.map(lambda row: dot(row[None])[0], rows)
@@ -147,7 +169,7 @@ def dense_rows(
 
 
 def output_head(
-    hidden: Float[Array, "B D"], kernel: Float[Array, "V D"]
+    hidden: Float[Array, "B D"], kernel: bfloat16.Stored
 ) -> Float[Array, "B V"]:
   """Logits in float32, a cacheful of the vocabulary at a time.
 
@@ -155,8 +177,6 @@ def output_head(
   the chunks are for; the dots stay one a row.
   """
   vocab, width = kernel.shape
-  if hidden.shape[0] == 1:
-    return dense_rows(hidden, kernel, one_by_one=True)
   chunk = _chunk_rows(vocab, width)
 
   def logits(index):
@@ -175,13 +195,16 @@ def _chunk_rows(vocab, width, cache_bytes=6 << 20):
 
 
 class RMSNorm(nnx.Module):
-  """Root-mean-square norm in float32."""
+  """Root-mean-square norm in float32, of one scale or of stacked ones."""
 
   def __init__(self, scale: Float[Array, "D"], epsilon: float):
     self.scale = nnx.Param(scale)
     self.epsilon = epsilon
 
-  def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+  def __call__(
+      self, x: Float[Array, "*B D"], layer: Int[Array, ""] | None = None
+  ) -> Float[Array, "*B D"]:
     mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    scale = self.scale.get_value().astype(jnp.float32)
+    scale = self.scale.get_value()
+    scale = scale if layer is None else at_layer(scale, layer)
     return x * lax.rsqrt(mean_square + self.epsilon) * scale

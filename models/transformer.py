@@ -20,6 +20,7 @@ from autoematic_jax import kv_cache
 from autoematic_jax import policy as policy_lib
 from autoematic_jax import signals
 from autoematic_jax.models import attention
+from autoematic_jax.models import bfloat16
 from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.config import RopeScaling
 from autoematic_jax.models.layers import DenseLinear
@@ -27,7 +28,6 @@ from autoematic_jax.models.layers import Precision
 from autoematic_jax.models.layers import QuantizedLinear
 from autoematic_jax.models.layers import RMSNorm
 from autoematic_jax.models.layers import output_head
-from autoematic_jax.pallas_kernels.extended_gemm import to_float32
 
 Linear = QuantizedLinear | DenseLinear
 Phase = Literal["prefill", "decode"]
@@ -37,7 +37,10 @@ ADAPTIVE = -1
 
 
 class DecoderLayer(nnx.Module):
-  """Attention and gated MLP, each behind a norm and a residual."""
+  """Attention and gated MLP, each behind a norm and a residual.
+
+  Holds the arrays of all layers, stacked; `precision.layer` says which runs.
+  """
 
   def __init__(
       self,
@@ -56,18 +59,29 @@ class DecoderLayer(nnx.Module):
     self.gate_up = gate_up
     self.down = down
 
+  def __call__(
+      self,
+      hidden: Float[Array, "B T D"],
+      context: "Context",
+      cache: kv_cache.KVCache,
+      precision: Precision,
+  ) -> tuple[Float[Array, "B T D"], kv_cache.KVCache]:
+    """Runs one layer; returns the new hidden states and the cache."""
+    attended, cache = self.attend(hidden, context, cache, precision)
+    hidden = hidden + attended
+    return hidden + self.mlp(hidden, precision), cache
+
   def attend(
       self,
       hidden: Float[Array, "B T D"],
       context: "Context",
       cache: kv_cache.KVCache,
-      layer: Int[Array, ""],
       precision: Precision,
   ) -> tuple[Float[Array, "B T D"], kv_cache.KVCache]:
     """Attention block: stores the new keys and values, then attends."""
-    config = context.config
+    config, layer = context.config, precision.layer
     batch, tokens, _ = hidden.shape
-    joined = self.qkv(self.input_norm(hidden), precision)
+    joined = self.qkv(self.input_norm(hidden, layer), precision)
     joined = joined.reshape(batch, tokens, -1, config.head_dim)
     queries, keys, values = jnp.split(
         joined,
@@ -92,9 +106,8 @@ class DecoderLayer(nnx.Module):
       self, hidden: Float[Array, "B T D"], precision: Precision
   ) -> Float[Array, "B T D"]:
     """SwiGLU block."""
-    gate, up = jnp.split(
-        self.gate_up(self.mlp_norm(hidden), precision), 2, axis=-1
-    )
+    joined = self.gate_up(self.mlp_norm(hidden, precision.layer), precision)
+    gate, up = jnp.split(joined, 2, axis=-1)
     return self.down(nnx.silu(gate) * up, precision)
 
 
@@ -131,10 +144,10 @@ class Decoder(nnx.Module):
   def __init__(
       self,
       *,
-      embedding: Float[Array, "V D"],
+      embedding: bfloat16.Stored,
       layers: DecoderLayer,
       norm: RMSNorm,
-      head: Float[Array, "V D"] | None,
+      head: bfloat16.Stored | None,
       config: ModelConfig,
       choices: tuple[int, ...],
   ):
@@ -147,7 +160,7 @@ class Decoder(nnx.Module):
 
   def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
     """Rows of the embedding, float32."""
-    return to_float32(self.embedding.get_value()[tokens])
+    return bfloat16.to_float32(self.embedding.get_value()[tokens])
 
   def logits(self, hidden: Float[Array, "B D"]) -> Float[Array, "B V"]:
     """Next-token logits from the last hidden states, float32."""
@@ -198,12 +211,11 @@ class Decoder(nnx.Module):
 
     def body(carry, inputs):
       hidden, cache, policy = carry
-      layer_module, layer, forced_bits = inputs
+      layer, forced_bits = inputs
       bits = policy_lib.level_bits(policy_config, policy)
       bits = jnp.where(forced_bits == ADAPTIVE, bits, forced_bits)
-      hidden_out, cache = _run_layer(
-          layer_module, hidden, context, cache, layer, bits, self.choices
-      )
+      precision = Precision.of(layer, bits, self.choices)
+      hidden_out, cache = self.layers(hidden, context, cache, precision)
       activity = signals.layer_update_activity(
           hidden,
           hidden_out,
@@ -223,16 +235,9 @@ class Decoder(nnx.Module):
     (hidden, cache, policy), bits = lax.scan(
         body,
         (self.embed(tokens), cache, policy),
-        (self.layers, layers, forced),
+        (layers, forced),
     )
     return hidden, cache, policy, bits
-
-
-def _run_layer(module, hidden, context, cache, layer, bits, choices):
-  precision = Precision.of(bits, choices)
-  attended, cache = module.attend(hidden, context, cache, layer, precision)
-  hidden = hidden + attended
-  return hidden + module.mlp(hidden, precision), cache
 
 
 def rope_frequencies(config: ModelConfig) -> Float[np.ndarray, "F"]:

@@ -5,7 +5,6 @@ from autoematic_jax.pallas_kernels.extended_gemm.api import PREFILL_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm.api import extended_gemm
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import ExpandedWeight
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import expand
-from autoematic_jax.pallas_kernels.extended_gemm.xla import to_float32
 
 __all__ = [
     "DECODE_ROW_TILE",
@@ -13,5 +12,4 @@ __all__ = [
     "ExpandedWeight",
     "expand",
     "extended_gemm",
-    "to_float32",
 ]

@@ -19,7 +19,7 @@ class ExpandedWeight:
   """A weight `[N, K]` in a form that a CPU decodes quickly, K-major.
 
   The base weight of input k and output n is
-  `codes[k, n] / code_unit * group_scale[k // 16, n] * tensor_scale[n]`; the
+  `codes[k, n] * group_scale[k // 16, n] * tensor_scale[n]`; the
   level of a row adds `refinement6[i]` (or `refinement8[i]`) at input
   `columns[i]`, in the same scale before `tensor_scale`. Arrays may carry
   leading axes for stacked layers.
@@ -27,9 +27,10 @@ class ExpandedWeight:
   Attributes:
     codes: `[..., Kp, N]` twice the E2M1 value (8 times the E2M3 value).
     group_scale: `[..., Kp / 16, N]` float32, decoded E4M3.
-    tensor_scale: `[..., N]` float32.
+    tensor_scale: `[..., N]` float32, divided by `code_unit`.
     columns: `[..., C]` int32 refined inputs, C = 4 a refined subgroup.
-    refinement6: `[..., C, N]` bfloat16 `delta * group_scale` (exact), or None.
+    refinement6: `[..., C, N]` float16 `delta * code_unit * group_scale`
+      (exact), or None.
     refinement8: The same at 8 bits, or None.
     mask: `[..., Kp / 4]` refined subgroups.
     format: Format of the tensor.
@@ -125,7 +126,7 @@ def _expand_one(weight, columns):
   rows = weight.codes.shape[-2]
   lead = weight.codes.shape[:-2]
   tensor_scale = jnp.broadcast_to(
-      jnp.asarray(weight.tensor_scale)[..., None], (*lead, rows)
+      jnp.asarray(weight.tensor_scale)[..., None] / unit, (*lead, rows)
   )
   refinements = {}
   for level in (6, 8):
@@ -135,9 +136,9 @@ def _expand_one(weight, columns):
       column_scale = jnp.take_along_axis(
           scale, jnp.asarray(columns)[..., None, :] // formats.GROUP, axis=-1
       )
-      # A power of two times at most 4 bits times E4M3's 4: exact in bfloat16.
+      # At most 3 bits of offset times E4M3's 4, from 2^-14 up: exact.
       refinements[f"refinement{level}"] = jnp.swapaxes(
-          (delta * column_scale).astype(jnp.bfloat16), -1, -2
+          (delta * unit * column_scale).astype(jnp.float16), -1, -2
       )
   return {
       "codes": jnp.swapaxes(codes, -1, -2),
