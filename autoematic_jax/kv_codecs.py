@@ -176,6 +176,7 @@ class FP6gCodec(Codec):
 
   def decode(self, planes, head_dim):
     upper, lower = _split(planes["codes"]), _split(planes["mantissas"])
-    value = formats.decode_e2m3((upper << 2) | lower)
+    code = ((upper << 2) | lower).astype(jnp.uint8)
+    value = formats.decode_e2m3(code)
     scale = _expand_scale(planes["scales"])
     return (value * scale)[..., :head_dim]

@@ -23,7 +23,6 @@ from autoematic_jax.errors import AutoematicError
 COMMANDS = {
   "convert": "turn a GGUF file or safetensors folder into a checkpoint",
   "generate": "write text from a converted checkpoint",
-  "eval": "measure perplexity and KL divergence",
   "bench": "measure speed and memory",
 }
 

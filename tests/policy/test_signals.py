@@ -1,0 +1,57 @@
+"""The signals against float64 and under padding."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from autoematic_jax import signals
+
+
+def test_golden_entropy(data_dir):
+  for case in json.loads((data_dir / "numerics.json").read_text())["entropy"]:
+    logits = jnp.asarray([case["logits"]], jnp.float32)
+    found = float(signals.topk_entropy(logits, 10)[0])
+    assert found == pytest.approx(case["G_E"], abs=1e-6)
+
+
+def test_entropy_edges():
+  peaked = jnp.asarray([[100.0] + [-jnp.inf] * 20])
+  assert float(signals.topk_entropy(peaked, 10)[0]) == 0.0
+  few = jnp.zeros((1, 3))
+  assert float(signals.topk_entropy(few, 10)[0]) == pytest.approx(1.0)
+  rows = jnp.zeros((2, 12)).at[0, 3].set(jnp.nan)
+  found = np.asarray(signals.topk_entropy(rows, 10))
+  assert np.isnan(found[0])
+  assert found[1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("reduction", ["frobenius", "token_mean"])
+def test_activity_matches_float64_and_ignores_padding(reduction):
+  rng = np.random.default_rng(0)
+  before = rng.standard_normal((2, 9, 16)).astype(np.float32)
+  after = before + 0.3 * rng.standard_normal((2, 9, 16)).astype(np.float32)
+  mask = np.arange(9)[None] < np.asarray([[9], [4]])
+  found = signals.layer_update_activity(
+    jnp.asarray(before),
+    jnp.asarray(after),
+    jnp.asarray(mask),
+    reduction=reduction,
+    epsilon=1e-6,
+  )
+  for request, length in enumerate((9, 4)):
+    a = before[request, :length].astype(np.float64)
+    b = after[request, :length].astype(np.float64)
+    axes = None if reduction == "frobenius" else 1
+    change = np.sqrt(np.square(b - a).sum(axes))
+    expected = np.mean(change / (np.sqrt(np.square(a).sum(axes)) + 1e-6))
+    assert float(found[request]) == pytest.approx(expected, rel=1e-5)
+  short = signals.layer_update_activity(
+    jnp.asarray(before[1:, :4]),
+    jnp.asarray(after[1:, :4]),
+    jnp.asarray(mask[1:, :4]),
+    reduction=reduction,
+    epsilon=1e-6,
+  )
+  assert float(short[0]) == float(found[1])
