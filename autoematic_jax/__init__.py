@@ -1,8 +1,8 @@
 """Runtime-adaptive mixed-precision LLM inference on JAX (AutoEMatic).
 
-    model = autoematic_jax.load("smollm2-autofp6")
-    result = autoematic_jax.generate(model, "What is JAX?", chat=True)
-    print(result.text, result.trace.shape)
+model = autoematic_jax.load("smollm2-autofp6")
+result = autoematic_jax.generate(model, "What is JAX?", chat=True)
+print(result.text, result.trace.shape)
 """
 
 import importlib
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "GenerationResult",
-    "LanguageModel",
-    "PolicyConfig",
-    "SamplingConfig",
-    "TextChunk",
-    "generate",
-    "load",
-    "stream",
+  "GenerationResult",
+  "LanguageModel",
+  "PolicyConfig",
+  "SamplingConfig",
+  "TextChunk",
+  "generate",
+  "load",
+  "stream",
 ]
 
 _HOMES = {
-    "GenerationResult": "generation",
-    "LanguageModel": "language_model",
-    "PolicyConfig": "policy",
-    "SamplingConfig": "sampling",
-    "TextChunk": "generation",
-    "generate": "generation",
-    "load": "language_model",
-    "stream": "generation",
+  "GenerationResult": "generation",
+  "LanguageModel": "language_model",
+  "PolicyConfig": "policy",
+  "SamplingConfig": "sampling",
+  "TextChunk": "generation",
+  "generate": "generation",
+  "load": "language_model",
+  "stream": "generation",
 }
 
 

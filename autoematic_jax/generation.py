@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,8 @@ from autoematic_jax.sampling import SamplingConfig
 Precision = str | int | Sequence[int]
 Messages = Sequence[dict[str, Any]]
 Prompt = str | Sequence[int] | Messages
+
+_DENSE_BITS = {"bf16": 16, "fp32": 32}
 
 STEPS_PER_CALL = 8
 """Decode steps between two looks at the result by the host."""
@@ -87,15 +89,15 @@ class GenerationResult:
 
 
 def generate(
-    model: LanguageModel,
-    prompts: Prompt | Sequence[Prompt],
-    *,
-    max_new_tokens: int = 64,
-    precision: Precision | None = None,
-    chat: bool = False,
-    sampling: SamplingConfig | Sequence[SamplingConfig] | None = None,
-    stop_token_ids: Sequence[int] = (),
-    ignore_eos: bool = False,
+  model: LanguageModel,
+  prompts: Prompt | Sequence[Prompt],
+  *,
+  max_new_tokens: int = 64,
+  precision: Precision | None = None,
+  chat: bool = False,
+  sampling: SamplingConfig | Sequence[SamplingConfig] | None = None,
+  stop_token_ids: Sequence[int] = (),
+  ignore_eos: bool = False,
 ) -> GenerationResult:
   """Generates text for one or many prompts of any lengths.
 
@@ -122,14 +124,14 @@ def generate(
     PrecisionError: A precision that the checkpoint does not offer.
   """
   streaming = stream(
-      model,
-      prompts,
-      max_new_tokens=max_new_tokens,
-      precision=precision,
-      chat=chat,
-      sampling=sampling,
-      stop_token_ids=stop_token_ids,
-      ignore_eos=ignore_eos,
+    model,
+    prompts,
+    max_new_tokens=max_new_tokens,
+    precision=precision,
+    chat=chat,
+    sampling=sampling,
+    stop_token_ids=stop_token_ids,
+    ignore_eos=ignore_eos,
   )
   while True:
     try:
@@ -139,19 +141,19 @@ def generate(
 
 
 def stream(
-    model: LanguageModel,
-    prompts: Prompt | Sequence[Prompt],
-    *,
-    max_new_tokens: int = 64,
-    precision: Precision | None = None,
-    chat: bool = False,
-    sampling: SamplingConfig | Sequence[SamplingConfig] | None = None,
-    stop_token_ids: Sequence[int] = (),
-    ignore_eos: bool = False,
+  model: LanguageModel,
+  prompts: Prompt | Sequence[Prompt],
+  *,
+  max_new_tokens: int = 64,
+  precision: Precision | None = None,
+  chat: bool = False,
+  sampling: SamplingConfig | Sequence[SamplingConfig] | None = None,
+  stop_token_ids: Sequence[int] = (),
+  ignore_eos: bool = False,
 ) -> Generator[TextChunk, None, GenerationResult]:
   """`generate` that yields text as it is made and returns the result."""
   encoded = [
-      encode_prompt(model, prompt, chat=chat) for prompt in _as_list(prompts)
+    encode_prompt(model, prompt, chat=chat) for prompt in _as_list(prompts)
   ]
   if not encoded:
     raise PromptError("no prompt was given")
@@ -159,12 +161,12 @@ def stream(
     raise PromptError(f"max_new_tokens={max_new_tokens} must be >= 1")
   stop = set(stop_token_ids) | (set() if ignore_eos else set(model.eos_ids))
   run = _Run(
-      model,
-      encoded,
-      max_new_tokens=max_new_tokens,
-      forced=forced_levels(model, precision),
-      sampling=_per_request(sampling, len(encoded)),
-      stop_tokens=sorted(stop),
+    model,
+    encoded,
+    max_new_tokens=max_new_tokens,
+    forced=forced_levels(model, precision),
+    sampling=_per_request(sampling, len(encoded)),
+    stop_tokens=sorted(stop),
   )
   return _stream(run)
 
@@ -193,13 +195,13 @@ def _per_request(sampling, count) -> list[SamplingConfig]:
     return [sampling] * count
   if len(sampling) != count:
     raise PromptError(
-        f"{len(sampling)} sampling settings were given for {count} prompts"
+      f"{len(sampling)} sampling settings were given for {count} prompts"
     )
   return list(sampling)
 
 
 def encode_prompt(
-    model: LanguageModel, prompt: Prompt, *, chat: bool
+  model: LanguageModel, prompt: Prompt, *, chat: bool
 ) -> list[int]:
   """Token ids of a prompt, checked against the vocabulary and the context.
 
@@ -212,27 +214,27 @@ def encode_prompt(
   if isinstance(prompt, str):
     ids = model.tokenizer.encode(prompt)
   elif prompt and isinstance(prompt[0], dict):
-    ids = model.tokenizer.encode_chat(prompt)
+    ids = model.tokenizer.encode_chat(cast(Messages, prompt))
   else:
-    ids = [int(token) for token in prompt]
+    ids = [int(token) for token in cast(Sequence[int], prompt)]
   if not ids:
     raise PromptError("a prompt is empty: it has no tokens")
   vocab = model.config.vocab_size
   outside = [token for token in ids if not 0 <= token < vocab]
   if outside:
     raise PromptError(
-        f"token id {outside[0]} is outside the vocabulary of {vocab}"
+      f"token id {outside[0]} is outside the vocabulary of {vocab}"
     )
   if len(ids) >= model.config.max_positions:
     raise PromptError(
-        f"a prompt has {len(ids)} tokens; the model's context is"
-        f" {model.config.max_positions}, the answer included"
+      f"a prompt has {len(ids)} tokens; the model's context is"
+      f" {model.config.max_positions}, the answer included"
     )
   return ids
 
 
 def forced_levels(
-    model: LanguageModel, precision: Precision | None
+  model: LanguageModel, precision: Precision | None
 ) -> np.ndarray:
   """Bits of each layer, or ADAPTIVE everywhere, as `[layers]` int32.
 
@@ -248,19 +250,19 @@ def forced_levels(
   if isinstance(precision, str | int | np.integer):
     if precision not in offered:
       raise PrecisionError(
-          f"precision {precision!r} is not offered by this {model.format}"
-          f" checkpoint; offered: {', '.join(map(str, offered))}"
+        f"precision {precision!r} is not offered by this {model.format}"
+        f" checkpoint; offered: {', '.join(map(str, offered))}"
       )
     if precision == "adaptive":
       return np.full((layers,), ADAPTIVE, np.int32)
-    bits = {"bf16": 16, "fp32": 32}.get(precision, precision)
+    bits = _DENSE_BITS[precision] if isinstance(precision, str) else precision
     return np.full((layers,), bits, np.int32)
   levels = np.asarray(list(precision), np.int32)
   unknown = sorted(set(levels.tolist()) - set(model.levels))
   if levels.shape != (layers,) or unknown:
     raise PrecisionError(
-        f"a level for each layer needs {layers} values out of {model.levels};"
-        f" got {len(levels)} values, {unknown} not offered"
+      f"a level for each layer needs {layers} values out of {model.levels};"
+      f" got {len(levels)} values, {unknown} not offered"
     )
   return levels
 
@@ -279,24 +281,24 @@ class _Run:
   """One call of `stream`: the batch, its state and what came out so far."""
 
   def __init__(
-      self, model, encoded, *, max_new_tokens, forced, sampling, stop_tokens
+    self, model, encoded, *, max_new_tokens, forced, sampling, stop_tokens
   ):
     self.model = model
     self.encoded = encoded
     self.stop_tokens = set(stop_tokens)
     room = [model.config.max_positions - len(ids) for ids in encoded]
-    self.limits = [min(max_new_tokens, left) for left in room]
+    self.limits: list[int] = [min(max_new_tokens, left) for left in room]
     self.request = programs.Request(
-        forced=jnp.asarray(forced),
-        stop_tokens=jnp.asarray(stop_tokens or [-1], jnp.int32),
-        sampling=SamplingArrays.of(sampling),
+      forced=jnp.asarray(forced),
+      stop_tokens=jnp.asarray(stop_tokens or [-1], jnp.int32),
+      sampling=SamplingArrays.of(sampling),
     )
     self.settings = programs.Settings(
-        policy=model.policy,
-        greedy=all(s.temperature == 0 for s in sampling),
-        steps=STEPS_PER_CALL,
+      policy=model.policy,
+      greedy=all(s.temperature == 0 for s in sampling),
+      steps=STEPS_PER_CALL,
     )
-    self.token_ids = [[] for _ in encoded]
+    self.token_ids: list[list[int]] = [[] for _ in encoded]
     self.decoders = [model.tokenizer.stream_decoder() for _ in encoded]
     self.texts = ["" for _ in encoded]
     self.bits = []
@@ -321,24 +323,23 @@ class _Run:
     for row, ids in zip(tokens, self.encoded, strict=True):
       row[: len(ids)] = ids
     capacity = max(
-        length + limit
-        for length, limit in zip(lengths, self.limits, strict=True)
+      length + limit for length, limit in zip(lengths, self.limits, strict=True)
     )
     cache = _cache(
-        self.model,
-        len(lengths),
-        max(capacity + STEPS_PER_CALL, padded),
+      self.model,
+      len(lengths),
+      max(capacity + STEPS_PER_CALL, padded),
     )
     arguments = (
-        self.model.decoder,
-        jnp.asarray(tokens),
-        jnp.asarray(lengths, jnp.int32),
-        cache,
-        self.request,
-        self.settings,
+      self.model.decoder,
+      jnp.asarray(tokens),
+      jnp.asarray(lengths, jnp.int32),
+      cache,
+      self.request,
+      self.settings,
     )
     (self.state, bits), self.prefill_seconds = self._timed(
-        self.model.programs.prefill, arguments
+      self.model.programs.prefill, arguments
     )
     self.prefill_levels = np.asarray(bits)
     yield from self._accept(np.asarray(self.state.token)[None])
@@ -346,8 +347,8 @@ class _Run:
   def decode(self) -> Iterator[TextChunk]:
     """Runs a few decode steps; yields their text."""
     (self.state, (tokens, bits)), seconds = self._timed(
-        self.model.programs.decode,
-        (self.model.decoder, self.state, self.request, self.settings),
+      self.model.programs.decode,
+      (self.model.decoder, self.state, self.request, self.settings),
     )
     self.decode_seconds += seconds
     self.decode_steps += STEPS_PER_CALL
@@ -388,21 +389,21 @@ class _Run:
   def result(self) -> GenerationResult:
     """Everything that came out."""
     return GenerationResult(
-        texts=self.texts,
-        token_ids=self.token_ids,
-        finish_reasons=[
-            "stop" if tokens[-1] in self.stop_tokens else "length"
-            for tokens in self.token_ids
-        ],
-        prompt_tokens=[len(ids) for ids in self.encoded],
-        prefill_levels=self.prefill_levels,
-        trace=self._trace(),
-        time_to_first_token=self.prefill_seconds,
-        decode_seconds=self.decode_seconds,
-        decode_steps=self.decode_steps,
-        compile_seconds=(
-            self.model.programs.compile_seconds - self.compiled_before
-        ),
+      texts=self.texts,
+      token_ids=self.token_ids,
+      finish_reasons=[
+        "stop" if tokens[-1] in self.stop_tokens else "length"
+        for tokens in self.token_ids
+      ],
+      prompt_tokens=[len(ids) for ids in self.encoded],
+      prefill_levels=self.prefill_levels,
+      trace=self._trace(),
+      time_to_first_token=self.prefill_seconds,
+      decode_seconds=self.decode_seconds,
+      decode_steps=self.decode_steps,
+      compile_seconds=(
+        self.model.programs.compile_seconds - self.compiled_before
+      ),
     )
 
   def _trace(self):
@@ -426,10 +427,10 @@ def _cache(model, batch, capacity):
   else:
     codec = kv_codecs.DenseCodec(str(model.dtype))
   return kv_cache.init_cache(
-      num_layers=config.num_layers,
-      batch=batch,
-      num_kv_heads=config.num_kv_heads,
-      head_dim=config.head_dim,
-      capacity=capacity,
-      codec=codec,
+    num_layers=config.num_layers,
+    batch=batch,
+    num_kv_heads=config.num_kv_heads,
+    head_dim=config.head_dim,
+    capacity=capacity,
+    codec=codec,
   )

@@ -42,30 +42,30 @@ def block_capacity(tokens: int) -> int:
 
 
 def init_cache(
-    *,
-    num_layers: int,
-    batch: int,
-    num_kv_heads: int,
-    head_dim: int,
-    capacity: int,
-    codec: Codec,
+  *,
+  num_layers: int,
+  batch: int,
+  num_kv_heads: int,
+  head_dim: int,
+  capacity: int,
+  codec: Codec,
 ) -> KVCache:
   """An empty cache for `batch` requests of up to `capacity` tokens."""
   lead = (num_layers, batch, 2 * num_kv_heads, block_capacity(capacity))
   planes = {
-      name: jnp.zeros((*lead, width), dtype)
-      for name, (width, dtype) in codec.planes(head_dim).items()
+    name: jnp.zeros((*lead, width), dtype)
+    for name, (width, dtype) in codec.planes(head_dim).items()
   }
   return KVCache(planes=planes, codec=codec, head_dim=head_dim)
 
 
 def write(
-    cache: KVCache,
-    layer: Int[Array, ""],
-    start: Int[Array, "B"],
-    keys: Float[Array, "B H T D"],
-    values: Float[Array, "B H T D"],
-    levels: Int[Array, "B"],
+  cache: KVCache,
+  layer: Int[Array, ""],
+  start: Int[Array, "B"],
+  keys: Float[Array, "B H T D"],
+  values: Float[Array, "B H T D"],
+  levels: Int[Array, "B"],
 ) -> KVCache:
   """Packs new tokens and stores them at `start` of each request.
 
@@ -84,8 +84,8 @@ def write(
   token_levels = jnp.broadcast_to(levels[:, None, None], joined.shape[:3])
   packed = cache.codec.encode(joined, token_levels.astype(jnp.int32))
   planes = {
-      name: _store_plane(plane, packed[name], layer, start)
-      for name, plane in cache.planes.items()
+    name: _store_plane(plane, packed[name], layer, start)
+    for name, plane in cache.planes.items()
   }
   return dataclasses.replace(cache, planes=planes)
 
@@ -93,23 +93,22 @@ def write(
 def _store_plane(plane, packed, layer, start):
   for request in range(packed.shape[0]):
     plane = lax.dynamic_update_slice(
-        plane,
-        packed[request][None, None],
-        (layer, request, 0, start[request], 0),
+      plane,
+      packed[request][None, None],
+      (layer, request, 0, start[request], 0),
     )
   return plane
 
 
 def read(
-    cache: KVCache, layer: Int[Array, ""]
+  cache: KVCache, layer: Int[Array, ""]
 ) -> tuple[Float[Array, "B H S D"], Float[Array, "B H S D"]]:
   """Keys and values of one layer, decoded to float32."""
-
   sliced = {
-      name: lax.dynamic_index_in_dim(plane, layer, 0, keepdims=False)
-      for name, plane in cache.planes.items()
+    name: lax.dynamic_index_in_dim(plane, layer, 0, keepdims=False)
+    for name, plane in cache.planes.items()
   }
   keys, values = jnp.split(
-      cache.codec.decode(sliced, cache.head_dim), 2, axis=1
+    cache.codec.decode(sliced, cache.head_dim), 2, axis=1
   )
   return keys, values

@@ -24,9 +24,7 @@ class Codec(abc.ABC):
     """Width and dtype of each plane for one vector."""
 
   @abc.abstractmethod
-  def encode(
-      self, x: Float[Array, "*B D"], levels: Int[Array, "*B"]
-  ) -> Planes:
+  def encode(self, x: Float[Array, "*B D"], levels: Int[Array, "*B"]) -> Planes:
     """Packs vectors, each at its own level."""
 
   @abc.abstractmethod
@@ -71,9 +69,7 @@ def _group_scale(x, max_element):
 
 
 def _divide(x, scale):
-  return formats.exact_divide(
-      x, jnp.repeat(scale, formats.GROUP, axis=-1)
-  )
+  return formats.exact_divide(x, jnp.repeat(scale, formats.GROUP, axis=-1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +101,9 @@ class AutoFPCodec(Codec):
   def planes(self, head_dim):
     width = padded_dim(head_dim)
     return {
-        "codes": (width // 2, jnp.dtype(jnp.uint8)),
-        "offsets": (width // 2, jnp.dtype(jnp.uint8)),
-        "scales": (width // formats.GROUP, jnp.dtype(jnp.uint8)),
+      "codes": (width // 2, jnp.dtype(jnp.uint8)),
+      "offsets": (width // 2, jnp.dtype(jnp.uint8)),
+      "scales": (width // formats.GROUP, jnp.dtype(jnp.uint8)),
     }
 
   def encode(self, x, levels):
@@ -117,15 +113,15 @@ class AutoFPCodec(Codec):
     base = formats.round_e2m1(scaled)
     level = levels[..., None]
     offset = jnp.where(
-        level >= 8,
-        formats.offset8(scaled, base, self.decoding).astype(jnp.int32),
-        4 * formats.offset(scaled, base, self.decoding).astype(jnp.int32),
+      level >= 8,
+      formats.offset8(scaled, base, self.decoding).astype(jnp.int32),
+      4 * formats.offset(scaled, base, self.decoding).astype(jnp.int32),
     )
     offset = jnp.where(level >= 6, offset, 0)
     return {
-        "codes": _join(formats.encode_e2m1(base)),
-        "offsets": _join(offset & 15),
-        "scales": _scale_bits(scale),
+      "codes": _join(formats.encode_e2m1(base)),
+      "offsets": _join(offset & 15),
+      "scales": _scale_bits(scale),
     }
 
   def decode(self, planes, head_dim):
@@ -133,10 +129,12 @@ class AutoFPCodec(Codec):
     first, second = jnp.split(_expand_scale(planes["scales"]), 2, axis=-1)
     # The barrier keeps each half a loop of its own, which vectorizes; fused
     # into the concatenation it would branch at every element.
-    halves = lax.optimization_barrier((
+    halves = lax.optimization_barrier(
+      (
         self._decode_half(codes & 15, offsets & 15) * first,
         self._decode_half(codes >> 4, offsets >> 4) * second,
-    ))
+      )
+    )
     value = jnp.concatenate(halves, axis=-1)
     return value[..., :head_dim]
 
@@ -158,9 +156,9 @@ class FP6gCodec(Codec):
   def planes(self, head_dim):
     width = padded_dim(head_dim)
     return {
-        "codes": (width // 2, jnp.dtype(jnp.uint8)),
-        "mantissas": (width // 2, jnp.dtype(jnp.uint8)),
-        "scales": (width // formats.GROUP, jnp.dtype(jnp.uint8)),
+      "codes": (width // 2, jnp.dtype(jnp.uint8)),
+      "mantissas": (width // 2, jnp.dtype(jnp.uint8)),
+      "scales": (width // formats.GROUP, jnp.dtype(jnp.uint8)),
     }
 
   def encode(self, x, levels):
@@ -169,9 +167,9 @@ class FP6gCodec(Codec):
     value = formats.round_e2m3(_divide(x, scale))
     code = formats.encode_e2m3(value)
     return {
-        "codes": _join(code >> 2),
-        "mantissas": _join(code & 3),
-        "scales": _scale_bits(scale),
+      "codes": _join(code >> 2),
+      "mantissas": _join(code & 3),
+      "scales": _scale_bits(scale),
     }
 
   def decode(self, planes, head_dim):

@@ -71,11 +71,11 @@ class LanguageModel:
 
 
 def load(
-    path: str | os.PathLike[str],
-    *,
-    policy: PolicyConfig | None = None,
-    compute_dtype: str | None = None,
-    dense: bool = False,
+  path: str | os.PathLike[str],
+  *,
+  policy: PolicyConfig | None = None,
+  compute_dtype: str | None = None,
+  dense: bool = False,
 ) -> LanguageModel:
   """Loads a checkpoint that `autoematic convert` wrote.
 
@@ -100,21 +100,21 @@ def load(
   _check_policy(policy, levels, checkpoint.format)
   dtype = _dense_dtype(checkpoint, compute_dtype)
   decoder = build_decoder(
-      checkpoint.config,
-      layers=_layers(checkpoint, dense),
-      rest=checkpoint.rest(),
-      dtype=dtype,
+    checkpoint.config,
+    layers=_layers(checkpoint, dense),
+    rest=checkpoint.rest(),
+    dtype=dtype,
   )
   return LanguageModel(
-      decoder=decoder,
-      tokenizer=Tokenizer.from_dir(checkpoint.tokenizer_dir),
-      config=checkpoint.config,
-      format=checkpoint.format,
-      levels=levels,
-      decoding=checkpoint.decoding,
-      policy=policy,
-      dtype=dtype,
-      stored_bits=checkpoint.stored_bits,
+    decoder=decoder,
+    tokenizer=Tokenizer.from_dir(checkpoint.tokenizer_dir),
+    config=checkpoint.config,
+    format=checkpoint.format,
+    levels=levels,
+    decoding=checkpoint.decoding,
+    policy=policy,
+    dtype=dtype,
+    stored_bits=checkpoint.stored_bits,
   )
 
 
@@ -124,10 +124,10 @@ def _layers(checkpoint, dense):
     tensors = checkpoint.layer(layer)
     if dense:
       tensors = {
-          name: formats.dequantize(tensor)
-          if isinstance(tensor, formats.QTensor)
-          else tensor
-          for name, tensor in tensors.items()
+        name: formats.dequantize(tensor)
+        if isinstance(tensor, formats.QTensor)
+        else tensor
+        for name, tensor in tensors.items()
       }
     yield tensors
 
@@ -135,8 +135,8 @@ def _layers(checkpoint, dense):
 def _check_policy(policy, levels, name):
   if levels and not set(policy.levels) <= set(levels):
     raise PrecisionError(
-        f"the policy's levels {policy.levels} are not all held by this"
-        f" {name} checkpoint, which offers {levels}"
+      f"the policy's levels {policy.levels} are not all held by this"
+      f" {name} checkpoint, which offers {levels}"
     )
 
 
@@ -150,7 +150,5 @@ def _dense_dtype(checkpoint, compute_dtype):
   if compute_dtype is None:
     compute_dtype = "bfloat16" if checkpoint.format == "bf16" else "float32"
   if compute_dtype not in ("float32", "bfloat16"):
-    raise PrecisionError(
-        f"{compute_dtype=} must be 'float32' or 'bfloat16'"
-    )
+    raise PrecisionError(f"{compute_dtype=} must be 'float32' or 'bfloat16'")
   return jnp.dtype(compute_dtype)

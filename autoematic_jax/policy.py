@@ -72,7 +72,7 @@ class PolicyConfig:
     ascending = list(levels) == sorted(set(levels))
     if not levels or not ascending or not set(levels) <= set(KNOWN_LEVELS):
       raise PrecisionError(
-          f"{levels=} must be ascending and out of {KNOWN_LEVELS}"
+        f"{levels=} must be ascending and out of {KNOWN_LEVELS}"
       )
     for name in ("prefill_run", "alpha", "beta", "min_stats"):
       self._need(name, getattr(self, name) >= 1, ">= 1")
@@ -97,9 +97,9 @@ class PolicyConfig:
   def initial_index(self) -> int:
     """Index of the level at which every decode step starts."""
     above = [
-        index
-        for index, level in enumerate(self.levels)
-        if level >= self.decode_initial_level
+      index
+      for index, level in enumerate(self.levels)
+      if level >= self.decode_initial_level
     ]
     return above[0] if above else len(self.levels) - 1
 
@@ -118,7 +118,7 @@ class PolicyConfig:
     unknown = sorted(set(data) - known)
     if unknown:
       raise PrecisionError(
-          f"policy has unknown keys {unknown}; known: {sorted(known)}"
+        f"policy has unknown keys {unknown}; known: {sorted(known)}"
       )
     if "levels" in data:
       data = {**data, "levels": tuple(data["levels"])}
@@ -156,14 +156,14 @@ def _fresh(batch, index):
     return jnp.zeros((batch,), dtype)
 
   return PolicyState(
-      level=jnp.full((batch,), index, jnp.int32),
-      side=zeros(jnp.int32),
-      run=zeros(jnp.int32),
-      count=zeros(jnp.int32),
-      mean=zeros(jnp.float32),
-      m2=zeros(jnp.float32),
-      spiked=zeros(bool),
-      entropy=zeros(jnp.float32),
+    level=jnp.full((batch,), index, jnp.int32),
+    side=zeros(jnp.int32),
+    run=zeros(jnp.int32),
+    count=zeros(jnp.int32),
+    mean=zeros(jnp.float32),
+    m2=zeros(jnp.float32),
+    spiked=zeros(bool),
+    entropy=zeros(jnp.float32),
   )
 
 
@@ -178,7 +178,7 @@ def start_decode(config: PolicyConfig, batch: int) -> PolicyState:
 
 
 def start_step(
-    config: PolicyConfig, state: PolicyState, entropy: Float[Array, "B"]
+  config: PolicyConfig, state: PolicyState, entropy: Float[Array, "B"]
 ) -> PolicyState:
   """Begins a decode step: initial level, no run, statistics as scoped.
 
@@ -194,11 +194,11 @@ def start_step(
   if config.stats_scope == "step":
     return dataclasses.replace(fresh, entropy=entropy)
   return dataclasses.replace(
-      fresh,
-      count=state.count,
-      mean=state.mean,
-      m2=state.m2,
-      entropy=entropy,
+    fresh,
+    count=state.count,
+    mean=state.mean,
+    m2=state.m2,
+    entropy=entropy,
   )
 
 
@@ -208,10 +208,10 @@ def level_bits(config: PolicyConfig, state: PolicyState) -> Int[Array, "B"]:
 
 
 def update_prefill(
-    config: PolicyConfig,
-    state: PolicyState,
-    activity: Float[Array, "B"],
-    layer: Int[Array, ""] | int,
+  config: PolicyConfig,
+  state: PolicyState,
+  activity: Float[Array, "B"],
+  layer: Int[Array, ""] | int,
 ) -> PolicyState:
   """Takes a prefill layer's activity and fixes the next layer's level.
 
@@ -227,16 +227,16 @@ def update_prefill(
   followed = _follow_run(config, state, metric, lower, raise_, state.spiked)
   counted = (layer >= config.skip_layers) & ~jnp.isnan(metric)
   followed = dataclasses.replace(
-      _observe(followed, metric), spiked=state.spiked | spike
+    _observe(followed, metric), spiked=state.spiked | spike
   )
   return _select(counted, followed, state)
 
 
 def update_decode(
-    config: PolicyConfig,
-    state: PolicyState,
-    activity: Float[Array, "B"],
-    layer: Int[Array, ""] | int,
+  config: PolicyConfig,
+  state: PolicyState,
+  activity: Float[Array, "B"],
+  layer: Int[Array, ""] | int,
 ) -> PolicyState:
   """Takes a decode layer's activity and fixes the next layer's level.
 
@@ -275,10 +275,10 @@ def _follow_run(config, state, metric, lower_after, raise_after, ready):
   fires = (side != 0) & (run >= wanted)
   level = jnp.clip(state.level + side, 0, len(config.levels) - 1)
   return dataclasses.replace(
-      state,
-      level=jnp.where(fires, level, state.level),
-      side=jnp.where(fires, 0, side),
-      run=jnp.where(fires, 0, run),
+    state,
+    level=jnp.where(fires, level, state.level),
+    side=jnp.where(fires, 0, side),
+    run=jnp.where(fires, 0, run),
   )
 
 
@@ -288,10 +288,10 @@ def _observe(state, metric):
   delta = metric - state.mean
   mean = state.mean + delta / count
   return dataclasses.replace(
-      state,
-      count=count,
-      mean=mean,
-      m2=state.m2 + delta * (metric - mean),
+    state,
+    count=count,
+    mean=mean,
+    m2=state.m2 + delta * (metric - mean),
   )
 
 

@@ -66,12 +66,12 @@ class Request:
 
 
 def prefill(
-    model: Decoder,
-    tokens: Int[Array, "B T"],
-    lengths: Int[Array, "B"],
-    cache: kv_cache.KVCache,
-    request: Request,
-    settings: Settings,
+  model: Decoder,
+  tokens: Int[Array, "B T"],
+  lengths: Int[Array, "B"],
+  cache: kv_cache.KVCache,
+  request: Request,
+  settings: Settings,
 ) -> tuple[DecodeState, Int[Array, "L B"]]:
   """Runs the prompts and draws the first token of each request.
 
@@ -88,31 +88,31 @@ def prefill(
   """
   batch = tokens.shape[0]
   hidden, cache, _, bits = model.run_layers(
-      tokens,
-      start=jnp.zeros((batch,), jnp.int32),
-      lengths=lengths,
-      cache=cache,
-      policy=policy_lib.start_prefill(settings.policy, batch),
-      forced=request.forced,
-      policy_config=settings.policy,
-      phase="prefill",
+    tokens,
+    start=jnp.zeros((batch,), jnp.int32),
+    lengths=lengths,
+    cache=cache,
+    policy=policy_lib.start_prefill(settings.policy, batch),
+    forced=request.forced,
+    policy_config=settings.policy,
+    phase="prefill",
   )
   last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
   logits = model.logits(last[:, 0])
   token, entropy, done = _choose(logits, lengths, request, settings)
   state = DecodeState(
-      token=token,
-      position=lengths,
-      entropy=entropy,
-      done=done,
-      cache=cache,
-      policy=policy_lib.start_decode(settings.policy, batch),
+    token=token,
+    position=lengths,
+    entropy=entropy,
+    done=done,
+    cache=cache,
+    policy=policy_lib.start_decode(settings.policy, batch),
   )
   return state, bits
 
 
 def decode(
-    model: Decoder, state: DecodeState, request: Request, settings: Settings
+  model: Decoder, state: DecodeState, request: Request, settings: Settings
 ) -> tuple[DecodeState, tuple[Int[Array, "N B"], Int[Array, "N L B"]]]:
   """Runs `settings.steps` decode steps in one scan.
 
@@ -123,28 +123,28 @@ def decode(
 
   def step(state, _):
     hidden, cache, policy, bits = model.run_layers(
-        state.token[:, None],
-        start=state.position,
-        lengths=jnp.ones_like(state.position),
-        cache=state.cache,
-        policy=policy_lib.start_step(
-            settings.policy, state.policy, state.entropy
-        ),
-        forced=request.forced,
-        policy_config=settings.policy,
-        phase="decode",
+      state.token[:, None],
+      start=state.position,
+      lengths=jnp.ones_like(state.position),
+      cache=state.cache,
+      policy=policy_lib.start_step(
+        settings.policy, state.policy, state.entropy
+      ),
+      forced=request.forced,
+      policy_config=settings.policy,
+      phase="decode",
     )
     logits = model.logits(hidden[:, 0])
     position = jnp.where(state.done, state.position, state.position + 1)
     token, entropy, done = _choose(logits, position, request, settings)
     drawn = jnp.where(state.done, NO_TOKEN, token)
     state = DecodeState(
-        token=jnp.where(state.done, state.token, token),
-        position=position,
-        entropy=entropy,
-        done=state.done | done,
-        cache=cache,
-        policy=policy,
+      token=jnp.where(state.done, state.token, token),
+      position=position,
+      entropy=entropy,
+      done=state.done | done,
+      cache=cache,
+      policy=policy,
     )
     return state, (drawn, bits)
 
@@ -153,7 +153,7 @@ def decode(
 
 def _choose(logits, position, request, settings):
   token = sampling_lib.sample(
-      logits, request.sampling, position, greedy=settings.greedy
+    logits, request.sampling, position, greedy=settings.greedy
   )
   entropy = signals.topk_entropy(logits, settings.policy.entropy_top_k)
   done = jnp.any(token[:, None] == request.stop_tokens[None], axis=1)
@@ -171,10 +171,10 @@ class Programs:
     self.compile_seconds = 0.0
     self._compiled: dict[Any, Any] = {}
     self._prefill = jax.jit(
-        prefill, static_argnames="settings", donate_argnames="cache"
+      prefill, static_argnames="settings", donate_argnames="cache"
     )
     self._decode = jax.jit(
-        decode, static_argnames="settings", donate_argnames="state"
+      decode, static_argnames="settings", donate_argnames="state"
     )
 
   def prefill(self, model, tokens, lengths, cache, request, settings):

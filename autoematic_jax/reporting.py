@@ -13,16 +13,16 @@ def _shares(levels: np.ndarray) -> dict[str, float]:
     return {}
   found, counts = np.unique(executed, return_counts=True)
   return {
-      str(level): float(count / executed.size)
-      for level, count in zip(found, counts, strict=True)
+    str(level): float(count / executed.size)
+    for level, count in zip(found, counts, strict=True)
   }
 
 
 def level_shares(result: GenerationResult) -> dict[str, dict[str, float]]:
   """Share of layer executions at each level, prefill and decode apart."""
   return {
-      "prefill": _shares(result.prefill_levels),
-      "decode": _shares(result.trace),
+    "prefill": _shares(result.prefill_levels),
+    "decode": _shares(result.trace),
   }
 
 
@@ -34,8 +34,8 @@ def execution_bits(result: GenerationResult) -> dict[str, float | None]:
     return float(executed.mean()) if executed.size else None
 
   return {
-      "prefill": mean(result.prefill_levels),
-      "decode": mean(result.trace),
+    "prefill": mean(result.prefill_levels),
+    "decode": mean(result.trace),
   }
 
 
@@ -45,17 +45,17 @@ def summary(result: GenerationResult, model: LanguageModel) -> str:
   shares = level_shares(result)
   generated = sum(map(len, result.token_ids))
   lines = [
-      f"prompt tokens {sum(result.prompt_tokens)}, new tokens {generated}",
-      f"decode        {result.decode_tokens_per_second:.1f} tokens/s",
-      f"first token   {result.time_to_first_token:.2f} s"
-      f" (+ {result.compile_seconds:.1f} s compiling)",
-      f"weights       {model.format}, {model.stored_bits:.2f} stored bits a"
-      " weight",
+    f"prompt tokens {sum(result.prompt_tokens)}, new tokens {generated}",
+    f"decode        {result.decode_tokens_per_second:.1f} tokens/s",
+    f"first token   {result.time_to_first_token:.2f} s"
+    f" (+ {result.compile_seconds:.1f} s compiling)",
+    f"weights       {model.format}, {model.stored_bits:.2f} stored bits a"
+    " weight",
   ]
   for phase in ("prefill", "decode"):
     if bits[phase] is not None:
       parts = ", ".join(
-          f"{share:.0%} at {level}" for level, share in shares[phase].items()
+        f"{share:.0%} at {level}" for level, share in shares[phase].items()
       )
       lines.append(f"{phase:13} {bits[phase]:.2f} execution bits ({parts})")
   return "\n".join(lines)
@@ -71,7 +71,7 @@ def require_matplotlib():
     import matplotlib
   except ImportError:
     raise AutoematicError(
-        "plots need matplotlib: pip install 'autoematic_jax[plot]'"
+      "plots need matplotlib: pip install 'autoematic_jax[plot]'"
     ) from None
   matplotlib.use("Agg")
   from matplotlib import pyplot
@@ -80,7 +80,7 @@ def require_matplotlib():
 
 
 def plot_trace(
-    result: GenerationResult, levels: tuple[int, ...], path: str
+  result: GenerationResult, levels: tuple[int, ...], path: str
 ) -> None:
   """Draws bits by layer (rows) and step (columns) of the first request.
 
@@ -93,37 +93,39 @@ def plot_trace(
     AutoematicError: matplotlib is missing or the file cannot be written.
   """
   pyplot = require_matplotlib()
+  from matplotlib import cm
   from matplotlib import colors
 
   shown = sorted(set(levels) | set(np.unique(result.prefill_levels).tolist()))
   index = {level: position for position, level in enumerate(shown)}
   palette = colors.ListedColormap(
-      pyplot.get_cmap("viridis")(np.linspace(0.1, 0.95, len(shown)))
+    pyplot.get_cmap("viridis")(np.linspace(0.1, 0.95, len(shown)))
   )
   prefill = result.prefill_levels[:, :1]
   decode = result.trace[:, :, 0].T
   decode = decode[:, (decode > 0).any(axis=0)] if decode.size else decode
   figure, axes = pyplot.subplots(
-      1, 2, width_ratios=[1, 12], sharey=True, figsize=(10, 4.5)
+    1, 2, width_ratios=[1, 12], sharey=True, figsize=(10, 4.5)
   )
   for axis, grid, title in zip(
-      axes, (prefill, decode), ("prefill", "decode step"), strict=True
+    axes, (prefill, decode), ("prefill", "decode step"), strict=True
   ):
     coded = np.vectorize(index.get, otypes=[float])(grid)
     if coded.size:
-      image = axis.imshow(
-          coded,
-          cmap=palette,
-          vmin=-0.5,
-          vmax=len(shown) - 0.5,
-          aspect="auto",
-          interpolation="nearest",
-          origin="lower",
+      axis.imshow(
+        coded,
+        cmap=palette,
+        vmin=-0.5,
+        vmax=len(shown) - 0.5,
+        aspect="auto",
+        interpolation="nearest",
+        origin="lower",
       )
     axis.set_xlabel(title)
   axes[0].set_xticks([])
   axes[0].set_ylabel("layer")
   axes[1].set_title("bits of each layer, chosen at run time")
+  image = cm.ScalarMappable(colors.Normalize(-0.5, len(shown) - 0.5), palette)
   bar = figure.colorbar(image, ax=axes, ticks=range(len(shown)))
   bar.ax.set_yticklabels([f"{level} bits" for level in shown])
   try:

@@ -50,19 +50,19 @@ class SamplingArrays:
   def of(cls, configs: list[SamplingConfig]) -> "SamplingArrays":
     """Stacks the configs of a batch."""
     return cls(
-        temperature=jnp.asarray([c.temperature for c in configs], jnp.float32),
-        top_k=jnp.asarray([c.top_k for c in configs], jnp.int32),
-        top_p=jnp.asarray([c.top_p for c in configs], jnp.float32),
-        seed=jnp.asarray([c.seed for c in configs], jnp.uint32),
+      temperature=jnp.asarray([c.temperature for c in configs], jnp.float32),
+      top_k=jnp.asarray([c.top_k for c in configs], jnp.int32),
+      top_p=jnp.asarray([c.top_p for c in configs], jnp.float32),
+      seed=jnp.asarray([c.seed for c in configs], jnp.uint32),
     )
 
 
 def sample(
-    logits: Float[Array, "B V"],
-    sampling: SamplingArrays,
-    positions: Int[Array, "B"],
-    *,
-    greedy: bool,
+  logits: Float[Array, "B V"],
+  sampling: SamplingArrays,
+  positions: Int[Array, "B"],
+  *,
+  greedy: bool,
 ) -> Int[Array, "B"]:
   """Draws the next token of each request.
 
@@ -82,11 +82,11 @@ def sample(
   temperature = jnp.maximum(sampling.temperature, 1e-6)[:, None]
   filtered = _filter(logits / temperature, sampling)
   drawn = [
-      jax.random.categorical(
-          jax.random.fold_in(jax.random.key(sampling.seed[i]), positions[i]),
-          filtered[i],
-      )
-      for i in range(logits.shape[0])
+    jax.random.categorical(
+      jax.random.fold_in(jax.random.key(sampling.seed[i]), positions[i]),
+      filtered[i],
+    )
+    for i in range(logits.shape[0])
   ]
   drawn = jnp.stack(drawn).astype(jnp.int32)
   return jnp.where(sampling.temperature > 0, drawn, best)

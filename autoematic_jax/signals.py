@@ -10,12 +10,12 @@ Reduction = Literal["frobenius", "token_mean"]
 
 
 def layer_update_activity(
-    before: Float[Array, "B T D"],
-    after: Float[Array, "B T D"],
-    token_mask: Bool[Array, "B T"],
-    *,
-    reduction: Reduction = "frobenius",
-    epsilon: float = 1e-6,
+  before: Float[Array, "B T D"],
+  after: Float[Array, "B T D"],
+  token_mask: Bool[Array, "B T"],
+  *,
+  reduction: Reduction = "frobenius",
+  epsilon: float = 1e-6,
 ) -> Float[Array, "B"]:
   """How much a layer changed each request's hidden states (equation 1).
 

@@ -16,10 +16,10 @@ _QUERY_BLOCK = 64
 
 
 def attend(
-    queries: Float[Array, "B T H D"],
-    keys: Float[Array, "B KV S D"],
-    values: Float[Array, "B KV S D"],
-    positions: Int[Array, "B T"],
+  queries: Float[Array, "B T H D"],
+  keys: Float[Array, "B KV S D"],
+  values: Float[Array, "B KV S D"],
+  positions: Int[Array, "B T"],
 ) -> Float[Array, "B T H D"]:
   """Causal attention with grouped query heads.
 
@@ -53,11 +53,11 @@ def _attend_blocks(grouped, keys, values, positions):
   positions = jnp.pad(positions, ((0, 0), (0, pad)))
   split = grouped.reshape(batch, kv_heads, blocks, _QUERY_BLOCK, group, dim)
   out = lax.map(
-      lambda block: _attend_block(block[0], keys, values, block[1]),
-      (
-          jnp.moveaxis(split, 2, 0),
-          jnp.moveaxis(positions.reshape(batch, blocks, -1), 1, 0),
-      ),
+    lambda block: _attend_block(block[0], keys, values, block[1]),
+    (
+      jnp.moveaxis(split, 2, 0),
+      jnp.moveaxis(positions.reshape(batch, blocks, -1), 1, 0),
+    ),
   )
   out = jnp.moveaxis(out, 0, 2).reshape(batch, kv_heads, -1, group, dim)
   return out[:, :, :tokens]
@@ -75,9 +75,9 @@ def _attend_block(grouped, keys, values, positions):
   blocks = length // BLOCK
   weights = weights.reshape(batch, kv_heads, tokens * group, blocks, BLOCK)
   partial = jnp.einsum(
-      "bhrks,bhksd->kbhrd",
-      weights,
-      values.reshape(batch, kv_heads, blocks, BLOCK, dim),
+    "bhrks,bhksd->kbhrd",
+    weights,
+    values.reshape(batch, kv_heads, blocks, BLOCK, dim),
   )
   total = jnp.moveaxis(weights.sum(-1), -1, 0)
   out, norm = _sum_blocks(partial), _sum_blocks(total)
@@ -94,7 +94,7 @@ def _sum_blocks(x):
 
 
 def rope_tables(
-    positions: Int[Array, "B T"], frequencies: Float[Array | np.ndarray, "F"]
+  positions: Int[Array, "B T"], frequencies: Float[Array | np.ndarray, "F"]
 ) -> tuple[Float[Array, "B T F"], Float[Array, "B T F"]]:
   """Cosines and sines of every position and frequency."""
   angle = positions[..., None].astype(jnp.float32) * frequencies
@@ -102,13 +102,12 @@ def rope_tables(
 
 
 def apply_rope(
-    x: Float[Array, "B T H D"],
-    tables: tuple[Float[Array, "B T F"], Float[Array, "B T F"]],
+  x: Float[Array, "B T H D"],
+  tables: tuple[Float[Array, "B T F"], Float[Array, "B T F"]],
 ) -> Float[Array, "B T H D"]:
   """Rotates the pairs (i, i + D/2) of each head."""
   cos, sin = (table[:, :, None] for table in tables)
   first, second = jnp.split(x, 2, axis=-1)
   return jnp.concatenate(
-      [first * cos - second * sin, second * cos + first * sin], axis=-1
+    [first * cos - second * sin, second * cos + first * sin], axis=-1
   )
-

@@ -31,14 +31,10 @@ def to_float32(stored: Stored) -> Float[Array, "..."]:
   """Values of a stored array."""
   if stored.dtype != jnp.uint16:
     return stored.astype(jnp.float32)
-  return lax.bitcast_convert_type(
-      stored.astype(jnp.uint32) << 16, jnp.float32
-  )
+  return lax.bitcast_convert_type(stored.astype(jnp.uint32) << 16, jnp.float32)
 
 
-def rounded(
-    x: Float[Array, "*S"], stored: Stored
-) -> Float[Array, "*S"]:
+def rounded(x: Float[Array, "*S"], stored: Stored) -> Float[Array, "*S"]:
   """`x` in the precision of a stored array, as float32."""
   if stored.dtype != jnp.uint16:
     return x.astype(stored.dtype).astype(jnp.float32)

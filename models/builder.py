@@ -1,6 +1,6 @@
 """Builds a decoder from tensors looked up by their Hugging Face names."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from autoematic_jax.models.layers import RMSNorm
 from autoematic_jax.models.transformer import Decoder
 from autoematic_jax.models.transformer import DecoderLayer
 from autoematic_jax.pallas_kernels.activation_quantization import (
-    ActivationConfig,
+  ActivationConfig,
 )
 from autoematic_jax.pallas_kernels.extended_gemm import ExpandedWeight
 from autoematic_jax.pallas_kernels.extended_gemm import expand
@@ -27,12 +27,12 @@ Tensors = dict[str, Tensor]
 
 
 def build_decoder(
-    config: ModelConfig,
-    *,
-    layers: Iterable[Tensors],
-    rest: Tensors,
-    dtype: jnp.dtype = jnp.float32,
-    activation_threshold: float = 0.003,
+  config: ModelConfig,
+  *,
+  layers: Iterable[Tensors],
+  rest: Tensors,
+  dtype: jnp.dtype = jnp.float32,
+  activation_threshold: float = 0.003,
 ) -> Decoder:
   """Assembles a decoder, one layer in memory at a time.
 
@@ -53,19 +53,26 @@ def build_decoder(
   """
   builder = _LayerBuilder(config, dtype, activation_threshold)
   stacked = _stack(
-      (builder.layer(tensors) for tensors in layers), config.num_layers
+    (builder.layer(tensors) for tensors in layers), config.num_layers
   )
   head = None
   if not config.tie_word_embeddings:
-    head = bfloat16.store(rest["lm_head.weight"])
+    head = bfloat16.store(_dense(rest, "lm_head.weight"))
   return Decoder(
-      embedding=bfloat16.store(rest["model.embed_tokens.weight"]),
-      layers=stacked,
-      norm=_norm(rest["model.norm.weight"], config),
-      head=head,
-      config=config,
-      choices=_choices(stacked),
+    embedding=bfloat16.store(_dense(rest, "model.embed_tokens.weight")),
+    layers=stacked,
+    norm=_norm(rest["model.norm.weight"], config),
+    head=head,
+    config=config,
+    choices=_choices(stacked),
   )
+
+
+def _dense(tensors: Tensors, name: str) -> Array | np.ndarray:
+  tensor = tensors[name]
+  if isinstance(tensor, formats.QTensor):
+    raise CheckpointError(f"{name} is quantized; it must be dense")
+  return tensor
 
 
 def _choices(layers):
@@ -84,21 +91,19 @@ class _LayerBuilder:
 
   def __init__(self, config, dtype, activation_threshold):
     self.config = config
-    self.dtype = dtype
+    self.dtype = np.dtype(dtype)
     self.activation_threshold = activation_threshold
 
   def layer(self, tensors: Tensors) -> DecoderLayer:
     """One decoder layer from its tensors."""
     attention = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
     return DecoderLayer(
-        input_norm=_norm(tensors["input_layernorm.weight"], self.config),
-        qkv=self._linear(tensors, attention),
-        output=self._linear(tensors, ["self_attn.o_proj"]),
-        mlp_norm=_norm(
-            tensors["post_attention_layernorm.weight"], self.config
-        ),
-        gate_up=self._linear(tensors, ["mlp.gate_proj", "mlp.up_proj"]),
-        down=self._linear(tensors, ["mlp.down_proj"]),
+      input_norm=_norm(tensors["input_layernorm.weight"], self.config),
+      qkv=self._linear(tensors, attention),
+      output=self._linear(tensors, ["self_attn.o_proj"]),
+      mlp_norm=_norm(tensors["post_attention_layernorm.weight"], self.config),
+      gate_up=self._linear(tensors, ["mlp.gate_proj", "mlp.up_proj"]),
+      down=self._linear(tensors, ["mlp.down_proj"]),
     )
 
   def _linear(self, tensors, names):
@@ -109,7 +114,7 @@ class _LayerBuilder:
       bias = jnp.concatenate([jnp.asarray(b, jnp.float32) for b in biases])
     if isinstance(weights[0], formats.QTensor):
       activation = ActivationConfig(
-          threshold=self.activation_threshold, decoding=weights[0].decoding
+        threshold=self.activation_threshold, decoding=weights[0].decoding
       )
       return QuantizedLinear(expand(weights), bias, activation)
     kernel = np.concatenate([np.asarray(weight) for weight in weights])
@@ -126,13 +131,13 @@ def _stack(layers, count):
       buffers = [np.empty((count, *x.shape), x.dtype) for x in leaves]
     if structure != treedef or filled == count:
       raise CheckpointError(
-          f"layer {filled} has other tensors than layer 0, or there are more"
-          f" than {count} layers"
+        f"layer {filled} has other tensors than layer 0, or there are more"
+        f" than {count} layers"
       )
     for buffer, leaf in zip(buffers, leaves, strict=True):
       buffer[filled] = np.asarray(leaf)
     filled += 1
-  if filled != count:
+  if buffers is None or treedef is None or filled != count:
     raise CheckpointError(f"{filled} layers were given; config has {count}")
   arrays = [jnp.asarray(buffer) for buffer in buffers]
   return jax.tree.unflatten(treedef, arrays)
@@ -141,13 +146,13 @@ def _stack(layers, count):
 def expanded_weights(decoder: Decoder) -> list[ExpandedWeight]:
   """Every quantized projection of a decoder, stacked over layers."""
   linears = (
-      decoder.layers.qkv,
-      decoder.layers.output,
-      decoder.layers.gate_up,
-      decoder.layers.down,
+    decoder.layers.qkv,
+    decoder.layers.output,
+    decoder.layers.gate_up,
+    decoder.layers.down,
   )
   return [
-      linear.weight.get_value()
-      for linear in linears
-      if isinstance(linear, QuantizedLinear)
+    linear.weight.get_value()
+    for linear in linears
+    if isinstance(linear, QuantizedLinear)
   ]

@@ -31,8 +31,8 @@ class RopeScaling:
   def __post_init__(self):
     if self.kind not in ("linear", "llama3"):
       raise UnsupportedModelError(
-          f"rope scaling kind {self.kind!r} is not handled; handled:"
-          " 'linear', 'llama3'"
+        f"rope scaling kind {self.kind!r} is not handled; handled:"
+        " 'linear', 'llama3'"
       )
     if not self.factor >= 1:
       raise UnsupportedModelError(f"rope scaling {self.factor=} must be >= 1")
@@ -78,21 +78,21 @@ class ModelConfig:
 
   def __post_init__(self):
     for name in (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_layers",
-        "num_heads",
-        "num_kv_heads",
-        "head_dim",
-        "max_positions",
+      "vocab_size",
+      "hidden_size",
+      "intermediate_size",
+      "num_layers",
+      "num_heads",
+      "num_kv_heads",
+      "head_dim",
+      "max_positions",
     ):
       value = getattr(self, name)
       if not isinstance(value, int) or value < 1:
         raise UnsupportedModelError(f"{name}={value!r} must be an integer >= 1")
     if self.num_heads % self.num_kv_heads:
       raise UnsupportedModelError(
-          f"{self.num_heads=} must be divisible by {self.num_kv_heads=}"
+        f"{self.num_heads=} must be divisible by {self.num_kv_heads=}"
       )
     if self.head_dim % 2:
       raise UnsupportedModelError(f"{self.head_dim=} must be even for rope")
@@ -112,8 +112,7 @@ class ModelConfig:
     unknown = sorted(set(data) - known)
     if unknown:
       raise UnsupportedModelError(
-          f"model config has unknown keys {unknown}; written by a newer"
-          " version?"
+        f"model config has unknown keys {unknown}; written by a newer version?"
       )
     data = dict(data)
     if data.get("rope_scaling") is not None:

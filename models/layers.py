@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from autoematic_jax.models import bfloat16
 from autoematic_jax.pallas_kernels.activation_quantization import (
-    ActivationConfig,
+  ActivationConfig,
 )
 from autoematic_jax.pallas_kernels.extended_gemm import DECODE_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm import PREFILL_ROW_TILE
@@ -43,10 +43,10 @@ class Precision:
 
   @classmethod
   def of(
-      cls,
-      layer: Int[Array, ""],
-      levels: Int[Array, "B"],
-      choices: Sequence[int],
+    cls,
+    layer: Int[Array, ""],
+    levels: Int[Array, "B"],
+    choices: Sequence[int],
   ) -> "Precision":
     """The precision of a batch whose requests sit at `levels`.
 
@@ -65,7 +65,7 @@ class Precision:
 def at_layer(stacked: Tree, layer: Int[Array, ""]) -> Tree:
   """One layer of arrays that are stacked along a leading axis."""
   return jax.tree.map(
-      lambda x: lax.dynamic_index_in_dim(x, layer, 0, keepdims=False), stacked
+    lambda x: lax.dynamic_index_in_dim(x, layer, 0, keepdims=False), stacked
   )
 
 
@@ -79,24 +79,24 @@ class QuantizedLinear(nnx.Module):
   """
 
   def __init__(
-      self,
-      weight: ExpandedWeight,
-      bias: Float[Array, "N"] | None = None,
-      activation: ActivationConfig | None = None,
+    self,
+    weight: ExpandedWeight,
+    bias: Float[Array, "N"] | None = None,
+    activation: ActivationConfig | None = None,
   ):
     self.weight = nnx.Param(weight)
     self.bias = nnx.Param(bias) if bias is not None else None
     self.activation = activation
 
   def __call__(
-      self, x: Float[Array, "B T K"], precision: Precision
+    self, x: Float[Array, "B T K"], precision: Precision
   ) -> Float[Array, "B T N"]:
     batch, tokens, width = x.shape
     stacked = self.weight.get_value()
     gemm = partial(
-        extended_gemm,
-        activation=self.activation,
-        row_tile=DECODE_ROW_TILE if tokens == 1 else PREFILL_ROW_TILE,
+      extended_gemm,
+      activation=self.activation,
+      row_tile=DECODE_ROW_TILE if tokens == 1 else PREFILL_ROW_TILE,
     )
 
     def branch(present):
@@ -110,10 +110,10 @@ class QuantizedLinear(nnx.Module):
     if batch > 1 and len(precision.choices) > 1:
       branches.append(branch(precision.choices))
     out = lax.switch(
-        precision.branch,
-        branches,
-        x.reshape(batch * tokens, width),
-        jnp.repeat(precision.levels, tokens),
+      precision.branch,
+      branches,
+      x.reshape(batch * tokens, width),
+      jnp.repeat(precision.levels, tokens),
     ).reshape(batch, tokens, -1)
     return _add_bias(out, self.bias, precision.layer)
 
@@ -122,15 +122,15 @@ class DenseLinear(nnx.Module):
   """`x @ kernel.T + bias` in floating point, of stacked kernels."""
 
   def __init__(
-      self,
-      kernel: bfloat16.Stored,
-      bias: Float[Array, "N"] | None = None,
+    self,
+    kernel: bfloat16.Stored,
+    bias: Float[Array, "N"] | None = None,
   ):
     self.kernel = nnx.Param(kernel)
     self.bias = nnx.Param(bias) if bias is not None else None
 
   def __call__(
-      self, x: Float[Array, "B T K"], precision: Precision
+    self, x: Float[Array, "B T K"], precision: Precision
   ) -> Float[Array, "B T N"]:
     batch, tokens, width = x.shape
     kernel = at_layer(self.kernel.get_value(), precision.layer)
@@ -145,7 +145,7 @@ def _add_bias(out, bias, layer):
 
 
 def dense_rows(
-    rows: Float[Array, "M K"], kernel: bfloat16.Stored, *, one_by_one: bool
+  rows: Float[Array, "M K"], kernel: bfloat16.Stored, *, one_by_one: bool
 ) -> Float[Array, "M N"]:
   """`rows @ kernel.T` in float32.
 
@@ -169,7 +169,7 @@ def dense_rows(
 
 
 def output_head(
-    hidden: Float[Array, "B D"], kernel: bfloat16.Stored
+  hidden: Float[Array, "B D"], kernel: bfloat16.Stored
 ) -> Float[Array, "B V"]:
   """Logits in float32, a cacheful of the vocabulary at a time.
 
@@ -202,7 +202,7 @@ class RMSNorm(nnx.Module):
     self.epsilon = epsilon
 
   def __call__(
-      self, x: Float[Array, "*B D"], layer: Int[Array, ""] | None = None
+    self, x: Float[Array, "*B D"], layer: Int[Array, ""] | None = None
   ) -> Float[Array, "*B D"]:
     mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
     scale = self.scale.get_value()

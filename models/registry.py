@@ -21,11 +21,11 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
     if any(name in family.ARCHITECTURES for name in architectures):
       return family.config_from_hf(hf)
   handled = sorted(
-      name for family in _FAMILIES.values() for name in family.ARCHITECTURES
+    name for family in _FAMILIES.values() for name in family.ARCHITECTURES
   )
   raise UnsupportedModelError(
-      f"architecture {architectures or hf.get('model_type')!r} is not handled;"
-      f" handled: {', '.join(handled)}"
+    f"architecture {architectures or hf.get('model_type')!r} is not handled;"
+    f" handled: {', '.join(handled)}"
   )
 
 
@@ -37,7 +37,7 @@ def tensor_specs(config: ModelConfig) -> dict[str, TensorSpec]:
   """
   if config.family not in _FAMILIES:
     raise UnsupportedModelError(
-        f"model family {config.family!r} is not handled; handled:"
-        f" {', '.join(sorted(_FAMILIES))}"
+      f"model family {config.family!r} is not handled; handled:"
+      f" {', '.join(sorted(_FAMILIES))}"
     )
   return _FAMILIES[config.family].tensor_specs(config)

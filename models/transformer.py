@@ -43,14 +43,14 @@ class DecoderLayer(nnx.Module):
   """
 
   def __init__(
-      self,
-      *,
-      input_norm: RMSNorm,
-      qkv: Linear,
-      output: Linear,
-      mlp_norm: RMSNorm,
-      gate_up: Linear,
-      down: Linear,
+    self,
+    *,
+    input_norm: RMSNorm,
+    qkv: Linear,
+    output: Linear,
+    mlp_norm: RMSNorm,
+    gate_up: Linear,
+    down: Linear,
   ):
     self.input_norm = input_norm
     self.qkv = qkv
@@ -60,11 +60,11 @@ class DecoderLayer(nnx.Module):
     self.down = down
 
   def __call__(
-      self,
-      hidden: Float[Array, "B T D"],
-      context: "Context",
-      cache: kv_cache.KVCache,
-      precision: Precision,
+    self,
+    hidden: Float[Array, "B T D"],
+    context: "Context",
+    cache: kv_cache.KVCache,
+    precision: Precision,
   ) -> tuple[Float[Array, "B T D"], kv_cache.KVCache]:
     """Runs one layer; returns the new hidden states and the cache."""
     attended, cache = self.attend(hidden, context, cache, precision)
@@ -72,11 +72,11 @@ class DecoderLayer(nnx.Module):
     return hidden + self.mlp(hidden, precision), cache
 
   def attend(
-      self,
-      hidden: Float[Array, "B T D"],
-      context: "Context",
-      cache: kv_cache.KVCache,
-      precision: Precision,
+    self,
+    hidden: Float[Array, "B T D"],
+    context: "Context",
+    cache: kv_cache.KVCache,
+    precision: Precision,
   ) -> tuple[Float[Array, "B T D"], kv_cache.KVCache]:
     """Attention block: stores the new keys and values, then attends."""
     config, layer = context.config, precision.layer
@@ -84,26 +84,26 @@ class DecoderLayer(nnx.Module):
     joined = self.qkv(self.input_norm(hidden, layer), precision)
     joined = joined.reshape(batch, tokens, -1, config.head_dim)
     queries, keys, values = jnp.split(
-        joined,
-        [config.num_heads, config.num_heads + config.num_kv_heads],
-        axis=2,
+      joined,
+      [config.num_heads, config.num_heads + config.num_kv_heads],
+      axis=2,
     )
     queries = attention.apply_rope(queries, context.rope)
     keys = attention.apply_rope(keys, context.rope)
     cache = kv_cache.write(
-        cache,
-        layer,
-        context.positions[:, 0],
-        keys.swapaxes(1, 2),
-        values.swapaxes(1, 2),
-        precision.levels,
+      cache,
+      layer,
+      context.positions[:, 0],
+      keys.swapaxes(1, 2),
+      values.swapaxes(1, 2),
+      precision.levels,
     )
     all_keys, all_values = kv_cache.read(cache, layer)
     mixed = attention.attend(queries, all_keys, all_values, context.positions)
     return self.output(mixed.reshape(batch, tokens, -1), precision), cache
 
   def mlp(
-      self, hidden: Float[Array, "B T D"], precision: Precision
+    self, hidden: Float[Array, "B T D"], precision: Precision
   ) -> Float[Array, "B T D"]:
     """SwiGLU block."""
     joined = self.gate_up(self.mlp_norm(hidden, precision.layer), precision)
@@ -142,14 +142,14 @@ class Decoder(nnx.Module):
   """
 
   def __init__(
-      self,
-      *,
-      embedding: bfloat16.Stored,
-      layers: DecoderLayer,
-      norm: RMSNorm,
-      head: bfloat16.Stored | None,
-      config: ModelConfig,
-      choices: tuple[int, ...],
+    self,
+    *,
+    embedding: bfloat16.Stored,
+    layers: DecoderLayer,
+    norm: RMSNorm,
+    head: bfloat16.Stored | None,
+    config: ModelConfig,
+    choices: tuple[int, ...],
   ):
     self.embedding = nnx.Param(embedding)
     self.layers = layers
@@ -168,21 +168,21 @@ class Decoder(nnx.Module):
     return output_head(self.norm(hidden), head.get_value())
 
   def run_layers(
-      self,
-      tokens: Int[Array, "B T"],
-      *,
-      start: Int[Array, "B"],
-      lengths: Int[Array, "B"],
-      cache: kv_cache.KVCache,
-      policy: policy_lib.PolicyState,
-      forced: Int[Array, "L"],
-      policy_config: policy_lib.PolicyConfig,
-      phase: Phase,
+    self,
+    tokens: Int[Array, "B T"],
+    *,
+    start: Int[Array, "B"],
+    lengths: Int[Array, "B"],
+    cache: kv_cache.KVCache,
+    policy: policy_lib.PolicyState,
+    forced: Int[Array, "L"],
+    policy_config: policy_lib.PolicyConfig,
+    phase: Phase,
   ) -> tuple[
-      Float[Array, "B T D"],
-      kv_cache.KVCache,
-      policy_lib.PolicyState,
-      Int[Array, "L B"],
+    Float[Array, "B T D"],
+    kv_cache.KVCache,
+    policy_lib.PolicyState,
+    Int[Array, "L B"],
   ]:
     """Runs new tokens through every layer.
 
@@ -203,10 +203,10 @@ class Decoder(nnx.Module):
     count = tokens.shape[1]
     positions = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
     context = Context(
-        positions=positions,
-        token_mask=jnp.arange(count)[None] < lengths[:, None],
-        rope=attention.rope_tables(positions, rope_frequencies(self.config)),
-        config=self.config,
+      positions=positions,
+      token_mask=jnp.arange(count)[None] < lengths[:, None],
+      rope=attention.rope_tables(positions, rope_frequencies(self.config)),
+      config=self.config,
     )
 
     def body(carry, inputs):
@@ -217,25 +217,25 @@ class Decoder(nnx.Module):
       precision = Precision.of(layer, bits, self.choices)
       hidden_out, cache = self.layers(hidden, context, cache, precision)
       activity = signals.layer_update_activity(
-          hidden,
-          hidden_out,
-          context.token_mask,
-          reduction=policy_config.reduction,
-          epsilon=policy_config.epsilon,
+        hidden,
+        hidden_out,
+        context.token_mask,
+        reduction=policy_config.reduction,
+        epsilon=policy_config.epsilon,
       )
       update = (
-          policy_lib.update_prefill
-          if phase == "prefill"
-          else policy_lib.update_decode
+        policy_lib.update_prefill
+        if phase == "prefill"
+        else policy_lib.update_decode
       )
       policy = update(policy_config, policy, activity, layer)
       return (hidden_out, cache, policy), bits
 
     layers = jnp.arange(self.config.num_layers, dtype=jnp.int32)
     (hidden, cache, policy), bits = lax.scan(
-        body,
-        (self.embed(tokens), cache, policy),
-        (layers, forced),
+      body,
+      (self.embed(tokens), cache, policy),
+      (layers, forced),
     )
     return hidden, cache, policy, bits
 
@@ -257,7 +257,7 @@ def _llama3_frequencies(frequencies, scaling: RopeScaling):
   wavelength = 2 * np.pi / frequencies
   positions = scaling.original_max_positions
   blend = (positions / wavelength - scaling.low_freq_factor) / (
-      scaling.high_freq_factor - scaling.low_freq_factor
+    scaling.high_freq_factor - scaling.low_freq_factor
   )
   blend = np.clip(blend, 0.0, 1.0)
   return (1 - blend) * frequencies / scaling.factor + blend * frequencies

@@ -16,22 +16,22 @@ DENSE = {"fp32": "float32", "bf16": "bfloat16"}
 def add_policy(parser: argparse.ArgumentParser) -> None:
   """`--policy FILE`: constants of the run-time policy."""
   parser.add_argument(
-      "--policy",
-      metavar="FILE",
-      help="JSON with fields of PolicyConfig that override the checkpoint's",
+    "--policy",
+    metavar="FILE",
+    help="JSON with fields of PolicyConfig that override the checkpoint's",
   )
 
 
 def add_compilation_cache(parser: argparse.ArgumentParser) -> None:
   """`--compilation-cache DIR`: where compiled programs are kept."""
   parser.add_argument(
-      "--compilation-cache",
-      metavar="DIR",
-      default=str(Path.home() / ".cache" / "autoematic_jax" / "xla"),
-      help=(
-          "keeps compiled programs for the next run; '' keeps none (default:"
-          " ~/.cache/autoematic_jax/xla)"
-      ),
+    "--compilation-cache",
+    metavar="DIR",
+    default=str(Path.home() / ".cache" / "autoematic_jax" / "xla"),
+    help=(
+      "keeps compiled programs for the next run; '' keeps none (default:"
+      " ~/.cache/autoematic_jax/xla)"
+    ),
   )
 
 
@@ -72,7 +72,7 @@ def parse_precision(text: str | None) -> str | int | list[int] | None:
     levels = [int(part) for part in text.split(",")]
   except ValueError:
     raise PrecisionError(
-        f"--precision {text!r}: expected adaptive, bf16, fp32, a number of"
-        " bits, or one number for each layer separated by commas"
+      f"--precision {text!r}: expected adaptive, bf16, fp32, a number of"
+      " bits, or one number for each layer separated by commas"
     ) from None
   return levels if "," in text else levels[0]

@@ -14,22 +14,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declares one nested subcommand for each kind of benchmark."""
   kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
   generate = kinds.add_parser(
-      "generate", help="prefill and decode of a checkpoint, by precision"
+    "generate", help="prefill and decode of a checkpoint, by precision"
   )
   generate.add_argument("checkpoint")
   generate.add_argument(
-      "--baseline",
-      metavar="DIR",
-      help="unquantized checkpoint (default: the weights dequantized)",
+    "--baseline",
+    metavar="DIR",
+    help="unquantized checkpoint (default: the weights dequantized)",
   )
   generate.add_argument("--prompt-tokens", type=int, default=256, metavar="N")
   generate.add_argument("--new-tokens", type=int, default=64, metavar="N")
   generate.add_argument("--repeats", type=int, default=5, metavar="N")
   generate.add_argument("--batch", type=int, default=1, metavar="N")
   generate.add_argument(
-      "--precisions",
-      default="fp32,bf16,4,6,adaptive",
-      help="comma separated (default: %(default)s)",
+    "--precisions",
+    default="fp32,bf16,4,6,adaptive",
+    help="comma separated (default: %(default)s)",
   )
   generate.add_argument("--json", metavar="FILE", help="also writes the rows")
   arguments.add_compilation_cache(generate)
@@ -47,13 +47,13 @@ def run(args: argparse.Namespace) -> int:
   for precision in precisions:
     arguments.parse_precision(precision)
   options = speed.SpeedOptions(
-      checkpoint=args.checkpoint,
-      baseline=args.baseline,
-      prompt_tokens=args.prompt_tokens,
-      new_tokens=args.new_tokens,
-      repeats=args.repeats,
-      batch=args.batch,
-      compilation_cache=args.compilation_cache,
+    checkpoint=args.checkpoint,
+    baseline=args.baseline,
+    prompt_tokens=args.prompt_tokens,
+    new_tokens=args.new_tokens,
+    repeats=args.repeats,
+    batch=args.batch,
+    compilation_cache=args.compilation_cache,
   )
   rows = speed.measure_all(options, precisions)
   print(speed.table(rows))
@@ -69,10 +69,10 @@ def write_report(path: str, rows: list[dict[str, object]]) -> None:
     AutoematicError: The file cannot be written.
   """
   report = {
-      "command": environment.command(),
-      "machine": environment.machine(),
-      "versions": environment.versions(),
-      "rows": rows,
+    "command": environment.command(),
+    "machine": environment.machine(),
+    "versions": environment.versions(),
+    "rows": rows,
   }
   try:
     Path(path).write_text(json.dumps(report, indent=2) + "\n")

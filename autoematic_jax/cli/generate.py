@@ -19,42 +19,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declares the subcommand's arguments."""
   parser.add_argument("checkpoint", help="directory made by autoematic convert")
   parser.add_argument(
-      "--prompt",
-      action="append",
-      help="text of the user; give it several times for a batch",
+    "--prompt",
+    action="append",
+    help="text of the user; give it several times for a batch",
   )
   parser.add_argument(
-      "--prompt-file", metavar="FILE", help="reads one prompt from a file"
+    "--prompt-file", metavar="FILE", help="reads one prompt from a file"
   )
   parser.add_argument("--system", help="system message before the prompt")
   parser.add_argument(
-      "--raw", action="store_true", help="no chat template: continue the text"
+    "--raw", action="store_true", help="no chat template: continue the text"
   )
   parser.add_argument(
-      "--precision",
-      help=(
-          "adaptive, bits of every layer (2, 4, 6, 8), bits of each layer"
-          " separated by commas, bf16 or fp32 (default: adaptive where stored)"
-      ),
+    "--precision",
+    help=(
+      "adaptive, bits of every layer (2, 4, 6, 8), bits of each layer"
+      " separated by commas, bf16 or fp32 (default: adaptive where stored)"
+    ),
   )
-  parser.add_argument(
-      "--max-new-tokens", type=int, default=128, metavar="N"
-  )
+  parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
   parser.add_argument("--temperature", type=float, default=0.0)
   parser.add_argument("--top-k", type=int, default=0)
   parser.add_argument("--top-p", type=float, default=1.0)
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument(
-      "--stop-token-id", type=int, action="append", default=[], metavar="ID"
+    "--stop-token-id", type=int, action="append", default=[], metavar="ID"
   )
   parser.add_argument("--ignore-eos", action="store_true")
   parser.add_argument(
-      "--trace-plot",
-      metavar="PNG",
-      help="draws the bits of each layer and step (needs matplotlib)",
+    "--trace-plot",
+    metavar="PNG",
+    help="draws the bits of each layer and step (needs matplotlib)",
   )
   parser.add_argument(
-      "--json", action="store_true", help="prints one JSON object, no text"
+    "--json", action="store_true", help="prints one JSON object, no text"
   )
   arguments.add_policy(parser)
   arguments.add_compilation_cache(parser)
@@ -64,27 +62,27 @@ def run(args: argparse.Namespace) -> int:
   """Loads, generates, prints; returns the exit code."""
   prompts = _prompts(args)
   sampling = SamplingConfig(
-      temperature=args.temperature,
-      top_k=args.top_k,
-      top_p=args.top_p,
-      seed=args.seed,
+    temperature=args.temperature,
+    top_k=args.top_k,
+    top_p=args.top_p,
+    seed=args.seed,
   )
   precision = arguments.parse_precision(args.precision)
   if args.trace_plot:
     reporting.require_matplotlib()
   arguments.enable_compilation_cache(args.compilation_cache)
   model = autoematic_jax.load(
-      args.checkpoint, compute_dtype=arguments.DENSE.get(args.precision)
+    args.checkpoint, compute_dtype=arguments.DENSE.get(args.precision)
   )
   model = model.with_policy(arguments.read_policy(args.policy, model.policy))
   stream = autoematic_jax.stream(
-      model,
-      prompts,
-      max_new_tokens=args.max_new_tokens,
-      precision=precision,
-      sampling=sampling,
-      stop_token_ids=args.stop_token_id,
-      ignore_eos=args.ignore_eos,
+    model,
+    prompts,
+    max_new_tokens=args.max_new_tokens,
+    precision=precision,
+    sampling=sampling,
+    stop_token_ids=args.stop_token_id,
+    ignore_eos=args.ignore_eos,
   )
   result = _consume(stream, len(prompts), quiet=args.json)
   if args.json:
@@ -142,17 +140,17 @@ def _as_json(result, model):
   one = len(result.texts) == 1
   pick = (lambda values: values[0]) if one else (lambda values: values)
   return {
-      "text": pick(result.texts),
-      "tokens": pick(result.token_ids),
-      "finish_reason": pick(result.finish_reasons),
-      "prompt_tokens": pick(result.prompt_tokens),
-      "precision_levels": list(model.levels),
-      "levels": reporting.level_shares(result),
-      "execution_bits": reporting.execution_bits(result),
-      "stored_bits": round(model.stored_bits, 4),
-      "trace": np.asarray(result.trace).tolist(),
-      "prefill_trace": np.asarray(result.prefill_levels).tolist(),
-      "time_to_first_token_s": result.time_to_first_token,
-      "decode_tokens_per_s": result.decode_tokens_per_second,
-      "compile_s": result.compile_seconds,
+    "text": pick(result.texts),
+    "tokens": pick(result.token_ids),
+    "finish_reason": pick(result.finish_reasons),
+    "prompt_tokens": pick(result.prompt_tokens),
+    "precision_levels": list(model.levels),
+    "levels": reporting.level_shares(result),
+    "execution_bits": reporting.execution_bits(result),
+    "stored_bits": round(model.stored_bits, 4),
+    "trace": np.asarray(result.trace).tolist(),
+    "prefill_trace": np.asarray(result.prefill_levels).tolist(),
+    "time_to_first_token_s": result.time_to_first_token,
+    "decode_tokens_per_s": result.decode_tokens_per_second,
+    "compile_s": result.compile_seconds,
   }

@@ -13,13 +13,13 @@ import jax
 def machine() -> dict[str, str | int]:
   """Processor, cores, memory and accelerator, for a report."""
   return {
-      "processor": _processor(),
-      "cores": len(os.sched_getaffinity(0)),
-      "memory_gb": round(
-          os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-      ),
-      "device": jax.devices()[0].device_kind,
-      "system": platform.system(),
+    "processor": _processor(),
+    "cores": len(os.sched_getaffinity(0)),
+    "memory_gb": round(
+      os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    ),
+    "device": jax.devices()[0].device_kind,
+    "system": platform.system(),
   }
 
 
@@ -29,9 +29,7 @@ def _processor():
     lines = Path("/proc/cpuinfo").read_text().splitlines()
   except OSError:
     return platform.processor() or platform.machine()
-  fields = dict(
-      line.split(":", 1) for line in reversed(lines) if ":" in line
-  )
+  fields = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
   fields = {key.strip(): value.strip() for key, value in fields.items()}
   flags = fields.get("flags", "").split()
   vector = next((f for f in ("avx512f", "avx2", "avx") if f in flags), "")

@@ -28,9 +28,7 @@ class ActivationConfig:
     if not 0 <= self.threshold < 1:
       raise PrecisionError(f"{self.threshold=} must be in [0, 1)")
     if self.decoding not in ("fixed", "exponent"):
-      raise PrecisionError(
-          f"{self.decoding=} must be 'fixed' or 'exponent'"
-      )
+      raise PrecisionError(f"{self.decoding=} must be 'fixed' or 'exponent'")
 
 
 @jax.tree_util.register_dataclass
@@ -69,13 +67,13 @@ def pad_columns(x: Float[Array, "M K"], columns: int) -> Float[Array, "M Kp"]:
 
 
 def quantize_rows(
-    x: Float[Array, "M K"],
-    levels: Int[Array, "M"],
-    *,
-    weight_mask: Bool[Array, "S"] | None = None,
-    config: ActivationConfig = ActivationConfig(),
-    element: str = "e2m1",
-    present: Sequence[int] = (2, 4, 6, 8),
+  x: Float[Array, "M K"],
+  levels: Int[Array, "M"],
+  *,
+  weight_mask: Bool[Array, "S"] | None = None,
+  config: ActivationConfig = ActivationConfig(),
+  element: str = "e2m1",
+  present: Sequence[int] = (2, 4, 6, 8),
 ) -> QuantizedRows:
   """Quantizes each row by itself (paper sections 3.2 and 4.1).
 
@@ -108,7 +106,7 @@ def quantize_rows(
   scale = jnp.repeat(group_scale, formats.GROUP, axis=1) * tensor_scale
   scaled = formats.exact_divide(x, scale)
   round_element = (
-      formats.round_e2m1 if element == "e2m1" else formats.round_e2m3
+    formats.round_e2m1 if element == "e2m1" else formats.round_e2m3
   )
   values = round_element(scaled)
   mask = jnp.zeros((rows, padded // formats.SUBGROUP), bool)
@@ -118,12 +116,12 @@ def quantize_rows(
     delta = _refinement(scaled, values, levels, config, present)
     delta = jnp.where(jnp.repeat(mask, formats.SUBGROUP, axis=1), delta, 0.0)
   return QuantizedRows(
-      values=values,
-      delta=delta,
-      mask=mask,
-      group_scale=group_scale,
-      tensor_scale=tensor_scale,
-      levels=levels,
+    values=values,
+    delta=delta,
+    mask=mask,
+    group_scale=group_scale,
+    tensor_scale=tensor_scale,
+    levels=levels,
   )
 
 

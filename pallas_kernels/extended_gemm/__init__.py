@@ -7,9 +7,9 @@ from autoematic_jax.pallas_kernels.extended_gemm.expanded import ExpandedWeight
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import expand
 
 __all__ = [
-    "DECODE_ROW_TILE",
-    "PREFILL_ROW_TILE",
-    "ExpandedWeight",
-    "expand",
-    "extended_gemm",
+  "DECODE_ROW_TILE",
+  "PREFILL_ROW_TILE",
+  "ExpandedWeight",
+  "expand",
+  "extended_gemm",
 ]

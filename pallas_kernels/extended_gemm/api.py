@@ -7,12 +7,13 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from autoematic_jax import formats
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.pallas_kernels.activation_quantization import (
-    ActivationConfig,
+  ActivationConfig,
 )
 from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
 from autoematic_jax.pallas_kernels.extended_gemm import reference
@@ -28,14 +29,14 @@ PREFILL_ROW_TILE = 16
 
 
 def extended_gemm(
-    x: Float[Array, "M K"],
-    weight: formats.QTensor | ExpandedWeight,
-    levels: Int[Array | np.ndarray, "..."] | int,
-    *,
-    activation: ActivationConfig | None = None,
-    present: Sequence[int] | None = None,
-    row_tile: int | None = None,
-    implementation: Implementation | None = None,
+  x: Float[Array, "M K"],
+  weight: formats.QTensor | ExpandedWeight,
+  levels: Int[Array | np.ndarray, "..."] | int,
+  *,
+  activation: ActivationConfig | None = None,
+  present: Sequence[int] | None = None,
+  row_tile: int | None = None,
+  implementation: Implementation | None = None,
 ) -> Float[Array, "M N"]:
   """`x @ weight.T` with every row at its own precision.
 
@@ -59,17 +60,18 @@ def extended_gemm(
       does not take this form of weight, or shapes that do not fit.
   """
   _check_implementation(weight, implementation)
-  inputs = weight.columns if _is_packed(weight) else weight.inputs
+  packed = isinstance(weight, formats.QTensor)
+  inputs = weight.columns if packed else weight.inputs
   if x.ndim != 2 or x.shape[1] != inputs:
     raise PrecisionError(
-        f"x has shape {x.shape}; the weight takes [M, {inputs}]"
+      f"x has shape {x.shape}; the weight takes [M, {inputs}]"
     )
   levels, present = _check_levels(levels, x.shape[0], weight, present)
   if activation is None:
     activation = ActivationConfig(decoding=weight.decoding)
   if activation.decoding != weight.decoding:
     raise PrecisionError(
-        f"{activation.decoding=} differs from {weight.decoding=}"
+      f"{activation.decoding=} differs from {weight.decoding=}"
     )
   if row_tile is None:
     row_tile = DECODE_ROW_TILE if x.shape[0] <= 32 else PREFILL_ROW_TILE
@@ -79,12 +81,12 @@ def extended_gemm(
 @partial(jax.jit, static_argnames=("activation", "present", "row_tile"))
 def _run(x, weight, levels, activation, present, row_tile):
   rows = quantize_rows(
-      x,
-      levels,
-      weight_mask=_mask(weight),
-      config=activation,
-      element="e2m3" if weight.format == "fp6g" else "e2m1",
-      present=present,
+    x,
+    levels,
+    weight_mask=_mask(weight),
+    config=activation,
+    element="e2m3" if weight.format == "fp6g" else "e2m1",
+    present=present,
   )
   if _is_packed(weight):
     return reference.extended_gemm(rows, weight)
@@ -99,13 +101,13 @@ def _check_implementation(weight, implementation):
   takes = "reference" if _is_packed(weight) else "xla"
   if implementation not in (None, "reference", "xla"):
     raise PrecisionError(
-        f"{implementation=} is unknown; known: 'reference', 'xla'"
+      f"{implementation=} is unknown; known: 'reference', 'xla'"
     )
   if implementation not in (None, takes):
     raise PrecisionError(
-        f"{implementation=} does not take a {type(weight).__name__};"
-        " 'reference' takes a QTensor, 'xla' an ExpandedWeight made by"
-        " expand([qtensor])"
+      f"{implementation=} does not take a {type(weight).__name__};"
+      " 'reference' takes a QTensor, 'xla' an ExpandedWeight made by"
+      " expand([qtensor])"
     )
 
 
@@ -118,7 +120,7 @@ def _mask(weight):
 def _check_levels(levels, rows, weight, present):
   """Levels as `[M]` int32, and the tuple of those that may occur."""
   concrete = None
-  if not isinstance(levels, jax.core.Tracer):
+  if not isinstance(levels, Tracer):
     concrete = tuple(sorted(set(np.asarray(levels).ravel().tolist())))
   levels = jnp.asarray(levels, jnp.int32)
   if levels.ndim == 0:
@@ -131,7 +133,7 @@ def _check_levels(levels, rows, weight, present):
   unknown = [level for level in unknown if level not in weight.levels]
   if unknown:
     raise PrecisionError(
-        f"levels {unknown} are not held by a {weight.format} weight, which"
-        f" offers {weight.levels}"
+      f"levels {unknown} are not held by a {weight.format} weight, which"
+      f" offers {weight.levels}"
     )
   return levels, tuple(present)

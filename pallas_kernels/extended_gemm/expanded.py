@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -82,30 +83,28 @@ def expand(weights: Sequence[formats.QTensor]) -> ExpandedWeight:
     for name in ("format", "decoding", "columns"):
       if getattr(first, name) != getattr(other, name):
         raise QTensorError(
-            f"tensors joined along their outputs differ in {name}:"
-            f" {getattr(first, name)!r} and {getattr(other, name)!r}"
+          f"tensors joined along their outputs differ in {name}:"
+          f" {getattr(first, name)!r} and {getattr(other, name)!r}"
         )
-    if first.refinement_mask is not None and not np.array_equal(
-        first.refinement_mask, other.refinement_mask
-    ):
+    if not np.array_equal(formats.mask_bits(first), formats.mask_bits(other)):
       raise QTensorError(
-          "tensors joined along their outputs have different refinement masks"
+        "tensors joined along their outputs have different refinement masks"
       )
   columns, mask = _refined(first)
   parts = [_expand_one(weight, columns) for weight in weights]
-  joined = {
-      name: None
-      if parts[0][name] is None
-      else jnp.concatenate([part[name] for part in parts], axis=-1)
-      for name in parts[0]
+  joined: dict[str, Any] = {
+    name: None
+    if parts[0][name] is None
+    else jnp.concatenate([part[name] for part in parts], axis=-1)
+    for name in parts[0]
   }
   return ExpandedWeight(
-      **joined,
-      columns=jnp.asarray(columns),
-      mask=jnp.asarray(mask),
-      format=first.format,
-      decoding=first.decoding,
-      inputs=first.columns,
+    **joined,
+    columns=jnp.asarray(columns),
+    mask=jnp.asarray(mask),
+    format=first.format,
+    decoding=first.decoding,
+    inputs=first.columns,
   )
 
 
@@ -126,7 +125,7 @@ def _expand_one(weight, columns):
   rows = weight.codes.shape[-2]
   lead = weight.codes.shape[:-2]
   tensor_scale = jnp.broadcast_to(
-      jnp.asarray(weight.tensor_scale)[..., None] / unit, (*lead, rows)
+    jnp.asarray(weight.tensor_scale)[..., None] / unit, (*lead, rows)
   )
   refinements = {}
   for level in (6, 8):
@@ -134,23 +133,23 @@ def _expand_one(weight, columns):
     if weight.offsets is not None and level in weight.levels:
       delta = formats.decode_offsets(weight, level)
       column_scale = jnp.take_along_axis(
-          scale, jnp.asarray(columns)[..., None, :] // formats.GROUP, axis=-1
+        scale, jnp.asarray(columns)[..., None, :] // formats.GROUP, axis=-1
       )
       # At most 3 bits of offset times E4M3's 4, from 2^-14 up: exact.
       refinements[f"refinement{level}"] = jnp.swapaxes(
-          (delta * unit * column_scale).astype(jnp.float16), -1, -2
+        (delta * unit * column_scale).astype(jnp.float16), -1, -2
       )
   return {
-      "codes": jnp.swapaxes(codes, -1, -2),
-      "group_scale": jnp.swapaxes(scale, -1, -2),
-      "tensor_scale": tensor_scale,
-      **refinements,
+    "codes": jnp.swapaxes(codes, -1, -2),
+    "group_scale": jnp.swapaxes(scale, -1, -2),
+    "tensor_scale": tensor_scale,
+    **refinements,
   }
 
 
 def expanded_bytes(weight: ExpandedWeight) -> int:
   """Bytes that an expanded weight holds in memory."""
   return sum(
-      math.prod(leaf.shape) * leaf.dtype.itemsize
-      for leaf in jax.tree.leaves(weight)
+    math.prod(leaf.shape) * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(weight)
   )

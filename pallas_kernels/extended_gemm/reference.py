@@ -9,7 +9,6 @@ and each row puts zeros where a segment is not its own (paper sections 4.1 and
 4.2, appendices D.4 and D.5).
 """
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -19,7 +18,7 @@ from autoematic_jax.pallas_kernels.activation_quantization import QuantizedRows
 
 
 def extended_gemm(
-    rows: QuantizedRows, weight: formats.QTensor
+  rows: QuantizedRows, weight: formats.QTensor
 ) -> Float[Array, "M N"]:
   """Rows at mixed levels against one packed weight.
 
@@ -33,19 +32,17 @@ def extended_gemm(
   w = jnp.concatenate(weight_segments(rows, weight), axis=1)
   a = jnp.concatenate(activation_segments(rows, weight), axis=1)
   # One dot a row: its order of summation cannot depend on other rows.
-  out = lax.map(
-      lambda row: jnp.dot(w, row, precision=lax.Precision.HIGHEST), a
-  )
+  out = lax.map(lambda row: jnp.dot(w, row, precision=lax.Precision.HIGHEST), a)
   return out * rows.tensor_scale * weight.tensor_scale
 
 
 def weight_segments(
-    rows: QuantizedRows, weight: formats.QTensor
+  rows: QuantizedRows, weight: formats.QTensor
 ) -> list[Float[Array, "N Kp"]]:
   """`[Wq | Wqr ...]`, scaled; Wqr is built for the union of the rows' masks."""
   base = formats.decode_base(weight)
   scale = jnp.repeat(
-      formats.decode_e4m3(weight.group_scale), formats.GROUP, axis=1
+    formats.decode_e4m3(weight.group_scale), formats.GROUP, axis=1
   )
   segments = [base * scale]
   for level, divisor, delta in _limbs(weight):
@@ -61,7 +58,7 @@ def weight_segments(
 
 
 def activation_segments(
-    rows: QuantizedRows, weight: formats.QTensor
+  rows: QuantizedRows, weight: formats.QTensor
 ) -> list[Float[Array, "M Kp"]]:
   """`[Aq | Aqr ...]`, scaled, zero where a segment is not the row's own."""
   segments = [rows.scaled(rows.values)]
@@ -70,9 +67,9 @@ def activation_segments(
     own = (rows.levels == level)[:, None]
     delta = _activation_limb(rows, weight, level, divisor)
     refined = jnp.where(
-        _weight_columns(weight)[None],
-        rows.values,
-        jnp.where(element_mask, delta, 0.0),
+      _weight_columns(weight)[None],
+      rows.values,
+      jnp.where(element_mask, delta, 0.0),
     )
     segments.append(rows.scaled(jnp.where(own, refined, 0.0)))
   if 2 in weight.levels:
@@ -110,12 +107,8 @@ def _dense_delta(weight, level):
 
 def _split(delta, base, decoding):
   """Splits an 8-bit refinement into its two E2M1 limbs, at s/4 and s/16."""
-  step = formats.offset8_delta(
-      jnp.ones(base.shape, jnp.int8), base, decoding
-  )
-  high, low = formats.split_offset8(
-      jnp.round(delta / step).astype(jnp.int8)
-  )
+  step = formats.offset8_delta(jnp.ones(base.shape, jnp.int8), base, decoding)
+  high, low = formats.split_offset8(jnp.round(delta / step).astype(jnp.int8))
   # d = 4 * high + low steps; 4 * (4 * step) and 16 * step undo the scales.
   return high * step * 16.0, low * step * 16.0
 

@@ -7,7 +7,6 @@ many rows stand beside it.
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -18,7 +17,7 @@ from autoematic_jax.pallas_kernels.extended_gemm.expanded import ExpandedWeight
 
 
 def tiled_dot(
-    x: Float[Array, "M K"], w: Float[Array, "K N"], row_tile: int
+  x: Float[Array, "M K"], w: Float[Array, "K N"], row_tile: int
 ) -> Float[Array, "M N"]:
   """`x @ w` in tiles of `row_tile` rows, the last one zero-padded."""
   rows, columns = x.shape
@@ -35,11 +34,11 @@ def _dot(x, w):
 
 
 def extended_gemm(
-    rows: QuantizedRows,
-    weight: ExpandedWeight,
-    *,
-    present: Sequence[int],
-    row_tile: int,
+  rows: QuantizedRows,
+  weight: ExpandedWeight,
+  *,
+  present: Sequence[int],
+  row_tile: int,
 ) -> Float[Array, "M N"]:
   """Rows at mixed levels against one weight.
 
@@ -62,33 +61,34 @@ def extended_gemm(
   out = jnp.zeros((x.shape[0], weight.outputs), jnp.float32)
   if any(level > 2 for level in present):
     out = _when(
-        levels > 2,
-        len(present) > 1,
-        lambda out: tiled_dot(x, _base_weight(weight), row_tile),
-        out,
+      levels > 2,
+      len(present) > 1,
+      lambda out: tiled_dot(x, _base_weight(weight), row_tile),
+      out,
     )
   for level, refinement in (
-      (6, weight.refinement6),
-      (8, weight.refinement8),
+    (6, weight.refinement6),
+    (8, weight.refinement8),
   ):
     if level in present and refinement is not None:
       out = _when(
-          levels == level,
-          len(present) > 1,
-          lambda out, level=level, refinement=refinement: out
-          + _refined_product(rows, x, weight, refinement, level, row_tile),
-          out,
+        levels == level,
+        len(present) > 1,
+        lambda out, level=level, refinement=refinement: (
+          out + _refined_product(rows, x, weight, refinement, level, row_tile)
+        ),
+        out,
       )
   if 2 in present:
     out = _when(
-        levels == 2,
-        len(present) > 1,
-        lambda out: jnp.where(
-            (levels == 2)[:, None],
-            tiled_dot(x, _two_bit_weight(weight), row_tile),
-            out,
-        ),
+      levels == 2,
+      len(present) > 1,
+      lambda out: jnp.where(
+        (levels == 2)[:, None],
+        tiled_dot(x, _two_bit_weight(weight), row_tile),
         out,
+      ),
+      out,
     )
   return out * rows.tensor_scale * weight.tensor_scale
 

@@ -12,62 +12,62 @@ from autoematic_jax.models.builder import build_decoder
 
 torch = pytest.importorskip("torch", reason="parity needs torch")
 transformers = pytest.importorskip(
-    "transformers", reason="parity needs transformers"
+  "transformers", reason="parity needs transformers"
 )
 
 LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
+  "rope_type": "llama3",
+  "rope_theta": 500000.0,
+  "factor": 8.0,
+  "low_freq_factor": 1.0,
+  "high_freq_factor": 4.0,
+  "original_max_position_embeddings": 8192,
 }
 BASE = {
-    "vocab_size": 131,
-    "hidden_size": 48,
-    "intermediate_size": 112,
-    "num_hidden_layers": 3,
-    "max_position_embeddings": 16384,
-    "rms_norm_eps": 1e-5,
+  "vocab_size": 131,
+  "hidden_size": 48,
+  "intermediate_size": 112,
+  "num_hidden_layers": 3,
+  "max_position_embeddings": 16384,
+  "rms_norm_eps": 1e-5,
 }
 CONFIGS = {
-    "smollm2": dict(
-        BASE,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-    ),
-    "llama-3.1": dict(
-        BASE,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        tie_word_embeddings=False,
-        rope_parameters=LLAMA3_ROPE,
-    ),
-    "deepseek-r1-distill-llama": dict(
-        BASE,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=16,
-        tie_word_embeddings=False,
-        attention_bias=True,
-        mlp_bias=True,
-        rope_parameters=LLAMA3_ROPE,
-    ),
-    "linear-rope": dict(
-        BASE,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        tie_word_embeddings=False,
-        rope_parameters={
-            "rope_type": "linear",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-        },
-    ),
+  "smollm2": dict(
+    BASE,
+    num_attention_heads=3,
+    num_key_value_heads=1,
+    tie_word_embeddings=True,
+    rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+  ),
+  "llama-3.1": dict(
+    BASE,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    tie_word_embeddings=False,
+    rope_parameters=LLAMA3_ROPE,
+  ),
+  "deepseek-r1-distill-llama": dict(
+    BASE,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    head_dim=16,
+    tie_word_embeddings=False,
+    attention_bias=True,
+    mlp_bias=True,
+    rope_parameters=LLAMA3_ROPE,
+  ),
+  "linear-rope": dict(
+    BASE,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    tie_word_embeddings=False,
+    rope_parameters={
+      "rope_type": "linear",
+      "rope_theta": 10000.0,
+      "factor": 4.0,
+    },
+  ),
 }
 
 
@@ -82,20 +82,18 @@ def make_pair(name):
   hf = config.to_dict()
   hf["architectures"] = ["LlamaForCausalLM"]
   ours = registry.config_from_hf(hf)
-  tensors = {
-      key: value.numpy() for key, value in theirs.state_dict().items()
-  }
+  tensors = {key: value.numpy() for key, value in theirs.state_dict().items()}
   specs = registry.tensor_specs(ours)
   assert {n: tensors[n].shape for n in specs} == {
-      n: s.shape for n, s in specs.items()
+    n: s.shape for n, s in specs.items()
   }
   layers = [
-      {
-          key.removeprefix(f"model.layers.{layer}."): value
-          for key, value in tensors.items()
-          if key.startswith(f"model.layers.{layer}.")
-      }
-      for layer in range(ours.num_layers)
+    {
+      key.removeprefix(f"model.layers.{layer}."): value
+      for key, value in tensors.items()
+      if key.startswith(f"model.layers.{layer}.")
+    }
+    for layer in range(ours.num_layers)
   ]
   return theirs, build_decoder(ours, layers=layers, rest=tensors)
 
@@ -106,14 +104,14 @@ def run(decoder, tokens, start, cache, phase):
   policy_config = policy_lib.PolicyConfig()
   batch, count = tokens.shape
   hidden, cache, _, _ = decoder.run_layers(
-      jnp.asarray(tokens),
-      start=jnp.full((batch,), start, jnp.int32),
-      lengths=jnp.full((batch,), count, jnp.int32),
-      cache=cache,
-      policy=policy_lib.start_prefill(policy_config, batch),
-      forced=jnp.full((config.num_layers,), 32, jnp.int32),
-      policy_config=policy_config,
-      phase=phase,
+    jnp.asarray(tokens),
+    start=jnp.full((batch,), start, jnp.int32),
+    lengths=jnp.full((batch,), count, jnp.int32),
+    cache=cache,
+    policy=policy_lib.start_prefill(policy_config, batch),
+    forced=jnp.full((config.num_layers,), 32, jnp.int32),
+    policy_config=policy_config,
+    phase=phase,
   )
   flat = hidden.reshape(batch * count, -1)
   return np.asarray(decoder.logits(flat)).reshape(batch, count, -1), cache
@@ -122,12 +120,12 @@ def run(decoder, tokens, start, cache, phase):
 def empty_cache(decoder, batch, capacity):
   config = decoder.config
   return kv_cache.init_cache(
-      num_layers=config.num_layers,
-      batch=batch,
-      num_kv_heads=config.num_kv_heads,
-      head_dim=config.head_dim,
-      capacity=capacity,
-      codec=kv_codecs.DenseCodec(),
+    num_layers=config.num_layers,
+    batch=batch,
+    num_kv_heads=config.num_kv_heads,
+    head_dim=config.head_dim,
+    capacity=capacity,
+    codec=kv_codecs.DenseCodec(),
   )
 
 
@@ -143,9 +141,7 @@ def test_prefill_and_decode_logits(name):
   for position in range(70, 75):
     step = tokens[:, position : position + 1]
     logits, cache = run(decoder, step, position, cache, "decode")
-    np.testing.assert_allclose(
-        logits[:, 0], expected[:, position], atol=1e-4
-    )
+    np.testing.assert_allclose(logits[:, 0], expected[:, position], atol=1e-4)
 
 
 @pytest.mark.slow
@@ -155,7 +151,7 @@ def test_logits_past_position_8192(name):
   tokens = np.random.default_rng(1).integers(0, 131, (1, 8200), dtype=np.int32)
   with torch.no_grad():
     expected = theirs(
-        torch.tensor(tokens, dtype=torch.long), logits_to_keep=16
+      torch.tensor(tokens, dtype=torch.long), logits_to_keep=16
     ).logits.numpy()
   cache = empty_cache(decoder, 1, 8200)
   logits, cache = run(decoder, tokens[:, :8192], 0, cache, "prefill")
@@ -164,5 +160,5 @@ def test_logits_past_position_8192(name):
     step = tokens[:, position : position + 1]
     logits, cache = run(decoder, step, position, cache, "decode")
     np.testing.assert_allclose(
-        logits[:, 0], expected[:, position - 8184], atol=1e-4
+      logits[:, 0], expected[:, position - 8184], atol=1e-4
     )

@@ -9,7 +9,7 @@ from autoematic_jax import formats
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.errors import QTensorError
 from autoematic_jax.pallas_kernels.activation_quantization import (
-    ActivationConfig,
+  ActivationConfig,
 )
 from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
 from autoematic_jax.pallas_kernels.extended_gemm import expand
@@ -22,10 +22,10 @@ DECODINGS = ("fixed", "exponent")
 def make(rng, m, n, k, fmt="autofp6", decoding="exponent"):
   w = rng.standard_t(4, (n, k)).astype(np.float32)
   x = (rng.standard_t(3, (m, k)) * rng.lognormal(0, 2, (m, 1))).astype(
-      np.float32
+    np.float32
   )
   weight = formats.quantize_weight(
-      jnp.asarray(w), format=fmt, rho=0.2, decoding=decoding
+    jnp.asarray(w), format=fmt, rho=0.2, decoding=decoding
   )
   return jnp.asarray(x), weight
 
@@ -44,11 +44,11 @@ def float64_result(x, weight, levels, decoding):
   if weight.refinement_mask is not None:
     mask = formats.mask_bits(weight)
   rows = quantize_rows(
-      x,
-      jnp.asarray(levels),
-      weight_mask=mask,
-      config=ActivationConfig(decoding=decoding),
-      element="e2m3" if weight.format == "fp6g" else "e2m1",
+    x,
+    jnp.asarray(levels),
+    weight_mask=mask,
+    config=ActivationConfig(decoding=decoding),
+    element="e2m3" if weight.format == "fp6g" else "e2m1",
   )
   a = np.asarray(rows.values, np.float64) + np.asarray(rows.delta, np.float64)
   a *= np.repeat(np.asarray(rows.group_scale, np.float64), 16, axis=1)
@@ -64,7 +64,7 @@ def float64_result(x, weight, levels, decoding):
 def assert_close(actual, expected):
   scale = np.abs(expected).max(axis=1, keepdims=True)
   np.testing.assert_allclose(
-      np.asarray(actual, np.float64) / scale, expected / scale, atol=3e-6
+    np.asarray(actual, np.float64) / scale, expected / scale, atol=3e-6
   )
 
 
@@ -87,8 +87,8 @@ def test_refinement_brings_the_product_closer():
   exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64).T
   weight = expand([formats.quantize_weight(w, format="autofp8", rho=0.5)])
   errors = [
-      np.linalg.norm(np.asarray(extended_gemm(x, weight, level)) - exact)
-      for level in (2, 4, 6, 8)
+    np.linalg.norm(np.asarray(extended_gemm(x, weight, level)) - exact)
+    for level in (2, 4, 6, 8)
   ]
   assert errors == sorted(errors, reverse=True)
   assert errors[3] < errors[2] < 0.8 * errors[1] < errors[1] < errors[0]
@@ -103,9 +103,11 @@ def test_row_does_not_depend_on_its_neighbours(implementation, fmt):
     weight = expand([weight])
   levels = mixed_levels(weight, 37)
   rng.shuffle(levels)
-  together = np.asarray(extended_gemm(x, weight, levels, row_tile=4)
-                        if implementation == "xla"
-                        else extended_gemm(x, weight, levels))
+  together = np.asarray(
+    extended_gemm(x, weight, levels, row_tile=4)
+    if implementation == "xla"
+    else extended_gemm(x, weight, levels)
+  )
   tile = {"row_tile": 4} if implementation == "xla" else {}
   for rows in ([0], [5], [36], [3, 4, 5], [20, 1, 7, 9, 30, 31]):
     rows = np.asarray(rows)
@@ -160,22 +162,22 @@ def test_joined_weights_equal_separate_ones():
   first = jnp.asarray(rng.standard_normal((24, 96)), jnp.float32)
   second = 50 * jnp.asarray(rng.standard_normal((8, 96)), jnp.float32)
   gain = sum(
-      formats.refinement_gain(w, format="autofp6", decoding="exponent")
-      for w in (first, second)
+    formats.refinement_gain(w, format="autofp6", decoding="exponent")
+    for w in (first, second)
   )
   mask = formats.select_refinement_mask(
-      gain, formats.refinement_budget(96, 0.2)
+    gain, formats.refinement_budget(96, 0.2)
   )
   parts = [
-      formats.quantize_weight(w, format="autofp6", refinement_mask=mask)
-      for w in (first, second)
+    formats.quantize_weight(w, format="autofp6", refinement_mask=mask)
+    for w in (first, second)
   ]
   x = jnp.asarray(rng.standard_normal((5, 96)), jnp.float32)
   levels = jnp.asarray([2, 4, 6, 6, 4])
   joined = np.asarray(extended_gemm(x, expand(parts), levels))
   separate = [extended_gemm(x, expand([p]), levels) for p in parts]
   np.testing.assert_allclose(
-      joined, np.concatenate(separate, axis=1), rtol=1e-5, atol=1e-5
+    joined, np.concatenate(separate, axis=1), rtol=1e-5, atol=1e-5
   )
 
 
@@ -204,9 +206,7 @@ def test_activation_masks_avoid_the_weights_and_zero_subgroups():
   x, weight = make(rng, 32, 16, 256)
   x = x.at[:, 8:16].set(0.0)
   weight_mask = formats.mask_bits(weight)
-  rows = quantize_rows(
-      x, jnp.full((32,), 6), weight_mask=weight_mask
-  )
+  rows = quantize_rows(x, jnp.full((32,), 6), weight_mask=weight_mask)
   mask = np.asarray(rows.mask)
   assert mask.any()
   assert not (mask & np.asarray(weight_mask)[None]).any()
@@ -220,7 +220,7 @@ def test_union_of_masks_serves_rows_that_refine_elsewhere():
   rng = np.random.default_rng(4)
   x, weight = make(rng, 8, 32, 128)
   rows = quantize_rows(
-      x, jnp.full((8,), 6), weight_mask=formats.mask_bits(weight)
+    x, jnp.full((8,), 6), weight_mask=formats.mask_bits(weight)
   )
   masks = np.asarray(rows.mask)
   assert len(np.unique(masks, axis=0)) > 1

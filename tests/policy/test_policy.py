@@ -36,7 +36,7 @@ def prefill_trace(config, activity):
 
 def decode_trace(config, activity, entropy):
   """Bits `[steps, layers, B]`; the state is carried through both scans."""
-  steps, layers, batch = activity.shape
+  _, layers, batch = activity.shape
 
   def body(state, inputs):
     row, layer = inputs
@@ -50,7 +50,9 @@ def decode_trace(config, activity, entropy):
 
   state = policy_lib.start_decode(config, batch)
   inputs = (jnp.asarray(activity), jnp.asarray(entropy))
-  return np.asarray(jax.jit(lambda s, i: lax.scan(step, s, i))(state, inputs)[1])
+  return np.asarray(
+    jax.jit(lambda s, i: lax.scan(step, s, i))(state, inputs)[1]
+  )
 
 
 class Restated:
