@@ -154,9 +154,12 @@ def _check_padding(q):
   padding = q.padded_columns - q.columns
   if not padding:
     return
-  group_bytes = q.codes.shape[-1] * packing.GROUP // q.padded_columns
-  last = _decode_codes(jnp.asarray(q.codes[..., -group_bytes:]), q.format)
-  bad = int((np.asarray(last)[..., -padding:] != 0).sum())
+  width = 6 if q.format == "fp6g" else 4
+  last = np.asarray(q.codes)[..., -packing.GROUP * width // 8 :]
+  bits = np.unpackbits(last, axis=-1, bitorder="little")
+  bits = bits.reshape(*last.shape[:-1], packing.GROUP, width)
+  # The sign, the highest bit, may be set: -0 is 0.
+  bad = int(bits[..., -padding:, :-1].any(axis=-1).sum())
   if bad:
     raise QTensorError(
       f"codes has {bad} values that are not 0 in the padding, columns"
@@ -171,11 +174,12 @@ def _check_refinement(q):
   _check(q, "refinement_mask", (*lead, -(-groups // 2)), "uint8")
   offsets = q.refined * _OFFSET_BYTES[q.format]
   _check(q, "offsets", (*lead, q.rows, offsets), "uint8")
-  if groups % 2 and (np.asarray(q.refinement_mask)[..., -1] >> 4).any():
+  mask = np.asarray(q.refinement_mask)
+  if groups % 2 and (mask[..., -1] >> 4).any():
     raise QTensorError(
       f"refinement_mask marks subgroups beyond its {groups} groups"
     )
-  marked = np.asarray(mask_bits(q)).sum(axis=-1)
+  marked = np.bitwise_count(mask).sum(axis=-1)
   if (marked != q.refined).any():
     raise QTensorError(
       f"refinement_mask marks {np.unique(marked).tolist()} subgroups;"
@@ -192,6 +196,7 @@ def _check(q, name, shape, dtype):
     )
 
 
+@jax.jit
 def mask_bits(q: QTensor) -> Bool[Array, "*L S"]:
   """Refinement mask `[..., Kp / 4]`; all False without one."""
   subgroups = q.padded_columns // packing.SUBGROUP
@@ -200,6 +205,7 @@ def mask_bits(q: QTensor) -> Bool[Array, "*L S"]:
   return packing.unpack_mask(q.refinement_mask, subgroups)
 
 
+@jax.jit
 def refined_columns(q: QTensor) -> Int[Array, "*L C"]:
   """Indices of the refined columns, ascending, `[..., 4 R]`."""
   mask = jnp.repeat(mask_bits(q), packing.SUBGROUP, axis=-1)
@@ -211,13 +217,9 @@ def refined_columns(q: QTensor) -> Int[Array, "*L C"]:
 @jax.jit
 def decode_base(q: QTensor) -> Float[Array, "*L N Kp"]:
   """Element values of the base, without scales or refinement."""
-  return _decode_codes(q.codes, q.format)
-
-
-def _decode_codes(codes, format):
-  if format == "fp6g":
-    return elements.decode_e2m3(packing.unpack_sextets(codes))
-  return elements.decode_e2m1(packing.unpack_nibbles(codes))
+  if q.format == "fp6g":
+    return elements.decode_e2m3(packing.unpack_sextets(q.codes))
+  return elements.decode_e2m1(packing.unpack_nibbles(q.codes))
 
 
 @partial(jax.jit, static_argnames="level")
