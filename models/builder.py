@@ -19,7 +19,6 @@ from autoematic_jax.models.transformer import DecoderLayer
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
-from autoematic_jax.pallas_kernels.extended_gemm import ExpandedWeight
 from autoematic_jax.pallas_kernels.extended_gemm import expand
 
 Tensor = formats.QTensor | Array | np.ndarray
@@ -141,18 +140,3 @@ def _stack(layers, count):
     raise CheckpointError(f"{filled} layers were given; config has {count}")
   arrays = [jnp.asarray(buffer) for buffer in buffers]
   return jax.tree.unflatten(treedef, arrays)
-
-
-def expanded_weights(decoder: Decoder) -> list[ExpandedWeight]:
-  """Every quantized projection of a decoder, stacked over layers."""
-  linears = (
-    decoder.layers.qkv,
-    decoder.layers.output,
-    decoder.layers.gate_up,
-    decoder.layers.down,
-  )
-  return [
-    linear.weight.get_value()
-    for linear in linears
-    if isinstance(linear, QuantizedLinear)
-  ]

@@ -1,7 +1,6 @@
 """Weights expanded once at load for hardware without a 4-bit decoder."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -145,11 +144,3 @@ def _expand_one(weight, columns):
     "tensor_scale": tensor_scale,
     **refinements,
   }
-
-
-def expanded_bytes(weight: ExpandedWeight) -> int:
-  """Bytes that an expanded weight holds in memory."""
-  return sum(
-    math.prod(leaf.shape) * leaf.dtype.itemsize
-    for leaf in jax.tree.leaves(weight)
-  )
