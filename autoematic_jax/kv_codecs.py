@@ -1,7 +1,8 @@
 """How keys and values are packed, one codec a cache format.
 
-Elements j and j + D/2 of a head share a byte (j in the low nibble), so that a
-decoder splits a byte into two halves of a vector instead of interleaving.
+Every group-scaled value, at whatever level, is an E2M5 number, so one byte
+holds any of them and one decoder serves all: a request's tokens may sit at 4,
+6 and 8 bits side by side in the same layer.
 """
 
 import abc
@@ -33,7 +34,7 @@ class Codec(abc.ABC):
 
 
 def padded_dim(head_dim: int) -> int:
-  """`head_dim` rounded up to a whole number of pairs of groups."""
+  """`head_dim` rounded up to a whole number of groups."""
   return -(-head_dim // formats.GROUP) * formats.GROUP
 
 
@@ -41,16 +42,19 @@ def _pad(x, width):
   return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
 
 
-def _join(codes):
-  """Packs 4-bit codes, half a vector apart, two a byte."""
-  low, high = jnp.split(codes.astype(jnp.uint8), 2, axis=-1)
-  return low | (high << 4)
+def _to_bytes(value):
+  """E2M5 numbers as `s e1 e0 m4 .. m0`: the upper bits of a float16."""
+  half = lax.bitcast_convert_type(
+    (value * 2.0**-14).astype(jnp.float16), jnp.uint16
+  )
+  return (((half >> 8) & 128) | ((half >> 5) & 127)).astype(jnp.uint8)
 
 
-def _split(packed):
-  """Undoes `_join`, to int32."""
-  packed = packed.astype(jnp.int32)
-  return jnp.concatenate([packed & 15, packed >> 4], axis=-1)
+def _from_bytes(stored):
+  """Undoes `_to_bytes`, but for a factor `2**-14`."""
+  bits = stored.astype(jnp.uint16)
+  bits = ((bits & 127) << 5) | ((bits & 128) << 8)
+  return lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32)
 
 
 def _scale_bits(scale):
@@ -58,9 +62,9 @@ def _scale_bits(scale):
   return lax.bitcast_convert_type(formats.encode_e4m3(scale), jnp.uint8)
 
 
-def _expand_scale(bits):
+def _scale_values(bits):
   stored = lax.bitcast_convert_type(bits, jnp.float8_e4m3fn)
-  return jnp.repeat(formats.decode_e4m3(stored), formats.GROUP, axis=-1)
+  return formats.decode_e4m3(stored)
 
 
 def _group_scale(x, max_element):
@@ -88,93 +92,62 @@ class DenseCodec(Codec):
     return planes["values"].astype(jnp.float32)
 
 
-@dataclasses.dataclass(frozen=True)
-class AutoFPCodec(Codec):
-  """NVFP4 base with a 4-bit signed offset an element.
+class GroupScaledCodec(Codec):
+  """A byte an element and an E4M3 scale for each 16 of them."""
 
-  The offset counts 1/32 of the element's step, so that 6-bit offsets are
-  multiples of 4 and 4-bit vectors hold zeros: one decoder serves every level.
+  def planes(self, head_dim):
+    width = padded_dim(head_dim)
+    return {
+      "codes": (width, jnp.dtype(jnp.uint8)),
+      "scales": (width // formats.GROUP, jnp.dtype(jnp.uint8)),
+    }
+
+  @abc.abstractmethod
+  def quantize(
+    self, x: Float[Array, "*B D"], levels: Int[Array, "*B"]
+  ) -> tuple[Float[Array, "*B D"], Float[Array, "*B G"]]:
+    """Unscaled E2M5 values, and the scale of each group."""
+
+  def encode(self, x, levels):
+    x = _pad(x.astype(jnp.float32), padded_dim(x.shape[-1]))
+    value, scale = self.quantize(x, levels)
+    return {"codes": _to_bytes(value), "scales": _scale_bits(scale)}
+
+  def decode(self, planes, head_dim):
+    # Behind the barrier a scale is decoded once, not once an element.
+    scale = lax.optimization_barrier(_scale_values(planes["scales"]) * 2.0**14)
+    value = _from_bytes(planes["codes"])
+    grouped = value.reshape(*scale.shape, formats.GROUP) * scale[..., None]
+    return grouped.reshape(value.shape)[..., :head_dim]
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoFPCodec(GroupScaledCodec):
+  """NVFP4 base, refined at 6 and 8 bits.
+
+  At 8 bits the step is `exponent` whatever `decoding` says: a fixed step of
+  1/32 beside 6.0 has more digits than a byte.
   """
 
   decoding: formats.Decoding = "exponent"
 
-  def planes(self, head_dim):
-    width = padded_dim(head_dim)
-    return {
-      "codes": (width // 2, jnp.dtype(jnp.uint8)),
-      "offsets": (width // 2, jnp.dtype(jnp.uint8)),
-      "scales": (width // formats.GROUP, jnp.dtype(jnp.uint8)),
-    }
-
-  def encode(self, x, levels):
-    x = _pad(x.astype(jnp.float32), padded_dim(x.shape[-1]))
+  def quantize(self, x, levels):
     scale = _group_scale(x, 6.0)
     scaled = _divide(x, scale)
     base = formats.round_e2m1(scaled)
+    offset = formats.offset(scaled, base, self.decoding)
+    delta = formats.offset_delta(offset, base, self.decoding)
+    offset8 = formats.offset8(scaled, base, "exponent")
+    delta8 = formats.offset8_delta(offset8, base, "exponent")
     level = levels[..., None]
-    offset = jnp.where(
-      level >= 8,
-      formats.offset8(scaled, base, self.decoding).astype(jnp.int32),
-      4 * formats.offset(scaled, base, self.decoding).astype(jnp.int32),
-    )
-    offset = jnp.where(level >= 6, offset, 0)
-    return {
-      "codes": _join(formats.encode_e2m1(base)),
-      "offsets": _join(offset & 15),
-      "scales": _scale_bits(scale),
-    }
-
-  def decode(self, planes, head_dim):
-    codes, offsets = planes["codes"], planes["offsets"]
-    first, second = jnp.split(_expand_scale(planes["scales"]), 2, axis=-1)
-    # The barrier keeps each half a loop of its own, which vectorizes; fused
-    # into the concatenation it would branch at every element.
-    halves = lax.optimization_barrier(
-      (
-        self._decode_half(codes & 15, offsets & 15) * first,
-        self._decode_half(codes >> 4, offsets >> 4) * second,
-      )
-    )
-    value = jnp.concatenate(halves, axis=-1)
-    return value[..., :head_dim]
-
-  def _decode_half(self, code, offset):
-    """Values of nibbles: the base drops into the bits of a float16."""
-    code = code.astype(jnp.uint16)
-    bits = ((code & 7) << 9) | ((code & 8) << 12)
-    base = lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32)
-    base = base * 2.0**14
-    # Two's complement of 4 bits, in 1/32 of a step.
-    steps = (offset.astype(jnp.int32) ^ 8) - 8
-    return base + formats.offset8_delta(steps, base, self.decoding)
+    delta = jnp.where(level >= 8, delta8, delta)
+    return base + jnp.where(level >= 6, delta, 0.0), scale
 
 
 @dataclasses.dataclass(frozen=True)
-class FP6gCodec(Codec):
-  """Group-scaled E2M3: the upper and lower bits in planes of their own."""
+class FP6gCodec(GroupScaledCodec):
+  """Group-scaled E2M3."""
 
-  def planes(self, head_dim):
-    width = padded_dim(head_dim)
-    return {
-      "codes": (width // 2, jnp.dtype(jnp.uint8)),
-      "mantissas": (width // 2, jnp.dtype(jnp.uint8)),
-      "scales": (width // formats.GROUP, jnp.dtype(jnp.uint8)),
-    }
-
-  def encode(self, x, levels):
-    x = _pad(x.astype(jnp.float32), padded_dim(x.shape[-1]))
+  def quantize(self, x, levels):
     scale = _group_scale(x, 7.5)
-    value = formats.round_e2m3(_divide(x, scale))
-    code = formats.encode_e2m3(value)
-    return {
-      "codes": _join(code >> 2),
-      "mantissas": _join(code & 3),
-      "scales": _scale_bits(scale),
-    }
-
-  def decode(self, planes, head_dim):
-    upper, lower = _split(planes["codes"]), _split(planes["mantissas"])
-    code = ((upper << 2) | lower).astype(jnp.uint8)
-    value = formats.decode_e2m3(code)
-    scale = _expand_scale(planes["scales"])
-    return (value * scale)[..., :head_dim]
+    return formats.round_e2m3(_divide(x, scale)), scale

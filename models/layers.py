@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +17,8 @@ from autoematic_jax.pallas_kernels.activation_quantization import (
 from autoematic_jax.pallas_kernels.extended_gemm import DECODE_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm import PREFILL_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm import ExpandedWeight
+from autoematic_jax.pallas_kernels.extended_gemm import at_layer
 from autoematic_jax.pallas_kernels.extended_gemm import extended_gemm
-
-Tree = TypeVar("Tree")
 
 
 @jax.tree_util.register_dataclass
@@ -62,20 +60,13 @@ class Precision:
     return cls(layer=layer, levels=levels, branch=branch, choices=choices)
 
 
-def at_layer(stacked: Tree, layer: Int[Array, ""]) -> Tree:
-  """One layer of arrays that are stacked along a leading axis."""
-  return jax.tree.map(
-    lambda x: lax.dynamic_index_in_dim(x, layer, 0, keepdims=False), stacked
-  )
-
-
 class QuantizedLinear(nnx.Module):
   """`x @ weight.T + bias` at the precision of each request.
 
   The level is chosen by `lax.switch`: one branch a level, and one for batches
   whose requests disagree, which share a single GEMM. The weights of all layers
-  are stacked, and the branch takes its layer out of them: a slice made outside
-  would be copied before the branch could read it.
+  are stacked, and the GEMM takes its layer out of them: a slice made outside
+  the branch would be copied before the branch could read it.
   """
 
   def __init__(
@@ -101,8 +92,9 @@ class QuantizedLinear(nnx.Module):
 
     def branch(present):
       def run(rows, levels):
-        weight = at_layer(stacked, precision.layer)
-        return gemm(rows, weight, levels, present=present)
+        return gemm(
+          rows, stacked, levels, present=present, layer=precision.layer
+        )
 
       return run
 

@@ -4,12 +4,14 @@ from autoematic_jax.pallas_kernels.extended_gemm.api import DECODE_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm.api import PREFILL_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm.api import extended_gemm
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import ExpandedWeight
+from autoematic_jax.pallas_kernels.extended_gemm.expanded import at_layer
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import expand
 
 __all__ = [
   "DECODE_ROW_TILE",
   "PREFILL_ROW_TILE",
   "ExpandedWeight",
+  "at_layer",
   "expand",
   "extended_gemm",
 ]

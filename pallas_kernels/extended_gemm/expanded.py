@@ -2,34 +2,37 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Int8
 
 from autoematic_jax import formats
 from autoematic_jax.errors import QTensorError
 
+Tree = TypeVar("Tree")
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpandedWeight:
-  """A weight `[N, K]` in a form that a CPU decodes quickly, K-major.
+  """A weight `[N, K]` in a form that a CPU decodes quickly.
 
-  The base weight of input k and output n is
-  `codes[k, n] * group_scale[k // 16, n] * tensor_scale[n]`; the
-  level of a row adds `refinement6[i]` (or `refinement8[i]`) at input
+  The base weight of output n and input k is
+  `codes[n, k] * group_scale[n, k // 16] * tensor_scale[n]`; the
+  level of a row adds `refinement6[n, i]` (or `refinement8[n, i]`) at input
   `columns[i]`, in the same scale before `tensor_scale`. Arrays may carry
-  leading axes for stacked layers.
+  a leading axis for stacked layers.
 
   Attributes:
-    codes: `[..., Kp, N]` twice the E2M1 value (8 times the E2M3 value).
-    group_scale: `[..., Kp / 16, N]` float32, decoded E4M3.
+    codes: `[..., N, Kp]` twice the E2M1 value (8 times the E2M3 value).
+    group_scale: `[..., N, Kp / 16]` float32, decoded E4M3.
     tensor_scale: `[..., N]` float32, divided by `code_unit`.
     columns: `[..., C]` int32 refined inputs, C = 4 a refined subgroup.
-    refinement6: `[..., C, N]` float16 `delta * code_unit * group_scale`
+    refinement6: `[..., N, C]` float16 `delta * code_unit * group_scale`
       (exact), or None.
     refinement8: The same at 8 bits, or None.
     mask: `[..., Kp / 4]` refined subgroups.
@@ -38,12 +41,12 @@ class ExpandedWeight:
     inputs: K before padding.
   """
 
-  codes: Int8[Array, "*L Kp N"]
-  group_scale: Float[Array, "*L G N"]
+  codes: Int8[Array, "*L N Kp"]
+  group_scale: Float[Array, "*L N G"]
   tensor_scale: Float[Array, "*L N"]
   columns: Int[Array, "*L C"]
-  refinement6: Float[Array, "*L C N"] | None
-  refinement8: Float[Array, "*L C N"] | None
+  refinement6: Float[Array, "*L N C"] | None
+  refinement8: Float[Array, "*L N C"] | None
   mask: Bool[Array, "*L S"]
   format: formats.Format = dataclasses.field(metadata={"static": True})
   decoding: formats.Decoding = dataclasses.field(metadata={"static": True})
@@ -61,7 +64,20 @@ class ExpandedWeight:
 
   @property
   def outputs(self) -> int:
-    return self.codes.shape[-1]
+    return self.codes.shape[-2]
+
+  def refinement(self, level: int) -> Float[Array, "*L N C"] | None:
+    """What rows at 6 or 8 bits add in the refined columns."""
+    return {6: self.refinement6, 8: self.refinement8}[level]
+
+
+_OUTPUT_AXIS = {
+  "codes": -2,
+  "group_scale": -2,
+  "tensor_scale": -1,
+  "refinement6": -2,
+  "refinement8": -2,
+}
 
 
 def expand(weights: Sequence[formats.QTensor]) -> ExpandedWeight:
@@ -94,8 +110,8 @@ def expand(weights: Sequence[formats.QTensor]) -> ExpandedWeight:
   joined: dict[str, Any] = {
     name: None
     if parts[0][name] is None
-    else jnp.concatenate([part[name] for part in parts], axis=-1)
-    for name in parts[0]
+    else jnp.concatenate([part[name] for part in parts], axis=axis)
+    for name, axis in _OUTPUT_AXIS.items()
   }
   return ExpandedWeight(
     **joined,
@@ -104,6 +120,13 @@ def expand(weights: Sequence[formats.QTensor]) -> ExpandedWeight:
     format=first.format,
     decoding=first.decoding,
     inputs=first.columns,
+  )
+
+
+def at_layer(stacked: Tree, layer: Int[Array, ""]) -> Tree:
+  """One layer of arrays that are stacked along a leading axis."""
+  return jax.tree.map(
+    lambda x: lax.dynamic_index_in_dim(x, layer, 0, keepdims=False), stacked
   )
 
 
@@ -135,12 +158,12 @@ def _expand_one(weight, columns):
         scale, jnp.asarray(columns)[..., None, :] // formats.GROUP, axis=-1
       )
       # At most 3 bits of offset times E4M3's 4, from 2^-14 up: exact.
-      refinements[f"refinement{level}"] = jnp.swapaxes(
-        (delta * unit * column_scale).astype(jnp.float16), -1, -2
+      refinements[f"refinement{level}"] = (delta * unit * column_scale).astype(
+        jnp.float16
       )
   return {
-    "codes": jnp.swapaxes(codes, -1, -2),
-    "group_scale": jnp.swapaxes(scale, -1, -2),
+    "codes": codes,
+    "group_scale": scale,
     "tensor_scale": tensor_scale,
     **refinements,
   }

@@ -29,8 +29,8 @@ def expected_autofp(x, level, decoding):
     d = formats.offset(scaled, base, decoding)
     delta = formats.offset_delta(d, base, decoding)
   if level == 8:
-    d = formats.offset8(scaled, base, decoding)
-    delta = formats.offset8_delta(d, base, decoding)
+    d = formats.offset8(scaled, base, "exponent")
+    delta = formats.offset8_delta(d, base, "exponent")
   return ((base + delta) * scale)[:, : x.shape[-1]]
 
 

@@ -12,6 +12,7 @@ from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
 from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
+from autoematic_jax.pallas_kernels.extended_gemm import PREFILL_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm import expand
 from autoematic_jax.pallas_kernels.extended_gemm import extended_gemm
 
@@ -94,35 +95,37 @@ def test_refinement_brings_the_product_closer():
   assert errors[3] < errors[2] < 0.8 * errors[1] < errors[1] < errors[0]
 
 
-@pytest.mark.parametrize("implementation", ["reference", "xla"])
+@pytest.mark.parametrize("row_tile", [None, 1, 4, PREFILL_ROW_TILE])
 @pytest.mark.parametrize("fmt", ["autofp6", "autofp8"])
-def test_row_does_not_depend_on_its_neighbours(implementation, fmt):
+def test_row_does_not_depend_on_its_neighbours(row_tile, fmt):
+  """`row_tile` None runs the reference."""
   rng = np.random.default_rng(7)
   x, weight = make(rng, 37, 48, 320, fmt)
-  if implementation == "xla":
-    weight = expand([weight])
+  tile = {}
+  if row_tile is not None:
+    weight, tile = expand([weight]), {"row_tile": row_tile}
   levels = mixed_levels(weight, 37)
   rng.shuffle(levels)
-  together = np.asarray(
-    extended_gemm(x, weight, levels, row_tile=4)
-    if implementation == "xla"
-    else extended_gemm(x, weight, levels)
-  )
-  tile = {"row_tile": 4} if implementation == "xla" else {}
+  together = np.asarray(extended_gemm(x, weight, levels, **tile))
   for rows in ([0], [5], [36], [3, 4, 5], [20, 1, 7, 9, 30, 31]):
     rows = np.asarray(rows)
     alone = extended_gemm(x[rows], weight, levels[rows], **tile)
     np.testing.assert_array_equal(np.asarray(alone), together[rows])
 
 
-def test_default_row_tiles_agree_bit_for_bit():
+@pytest.mark.parametrize("row_tile", [1, PREFILL_ROW_TILE])
+def test_layer_of_a_stacked_weight(row_tile):
   rng = np.random.default_rng(11)
-  x, weight = make(rng, 80, 96, 576)
-  weight = expand([weight])
-  levels = mixed_levels(weight, 80)
-  many = np.asarray(extended_gemm(x, weight, levels))
-  few = np.asarray(extended_gemm(x[:3], weight, levels[:3]))
-  np.testing.assert_array_equal(few, many[:3])
+  x, first = make(rng, 5, 32, 64)
+  _, second = make(rng, 5, 32, 64)
+  weights = [expand([first]), expand([second])]
+  stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *weights)
+  levels = mixed_levels(first, 5)
+  for layer, weight in enumerate(weights):
+    np.testing.assert_array_equal(
+      extended_gemm(x, stacked, levels, layer=layer, row_tile=row_tile),
+      extended_gemm(x, weight, levels, row_tile=row_tile),
+    )
 
 
 def test_jitted_and_traced_levels_agree_with_eager():
