@@ -19,6 +19,7 @@ from autoematic_jax.pallas_kernels.extended_gemm import PREFILL_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm import ExpandedWeight
 from autoematic_jax.pallas_kernels.extended_gemm import at_layer
 from autoematic_jax.pallas_kernels.extended_gemm import extended_gemm
+from autoematic_jax.pallas_kernels.extended_gemm import matvec
 
 
 @jax.tree_util.register_dataclass
@@ -150,14 +151,12 @@ def dense_rows(
   Returns:
     float32 products.
   """
-  transposed = bfloat16.to_float32(kernel).T
-
-  def dot(x):
-    return jnp.dot(x, transposed, precision=lax.Precision.HIGHEST)
-
-  if one_by_one and rows.shape[0] > 1:
-    return lax.map(lambda row: dot(row[None])[0], rows)
-  return dot(rows)
+  widened = bfloat16.to_float32(kernel)
+  if not one_by_one:
+    return jnp.dot(rows, widened.T, precision=lax.Precision.HIGHEST)
+  if rows.shape[0] == 1:
+    return matvec(widened, rows[0])[None]
+  return lax.map(partial(matvec, widened), rows)
 
 
 def output_head(

@@ -6,6 +6,7 @@ from autoematic_jax.pallas_kernels.extended_gemm.api import extended_gemm
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import ExpandedWeight
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import at_layer
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import expand
+from autoematic_jax.pallas_kernels.extended_gemm.matvec import matvec
 
 __all__ = [
   "DECODE_ROW_TILE",
@@ -14,4 +15,5 @@ __all__ = [
   "at_layer",
   "expand",
   "extended_gemm",
+  "matvec",
 ]
