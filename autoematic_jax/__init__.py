@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-  from autoematic_jax.generation import GenerationResult
-  from autoematic_jax.generation import TextChunk
   from autoematic_jax.generation import generate
   from autoematic_jax.generation import stream
   from autoematic_jax.language_model import LanguageModel
   from autoematic_jax.language_model import load
   from autoematic_jax.policy import PolicyConfig
+  from autoematic_jax.results import GenerationResult
+  from autoematic_jax.results import TextChunk
   from autoematic_jax.sampling import SamplingConfig
 
 __version__ = "0.1.0"
@@ -32,11 +32,11 @@ __all__ = [
 ]
 
 _HOMES = {
-  "GenerationResult": "generation",
+  "GenerationResult": "results",
   "LanguageModel": "language_model",
   "PolicyConfig": "policy",
   "SamplingConfig": "sampling",
-  "TextChunk": "generation",
+  "TextChunk": "results",
   "generate": "generation",
   "load": "language_model",
   "stream": "generation",

@@ -7,6 +7,8 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from autoematic_jax import formats
+from autoematic_jax import kv_cache
+from autoematic_jax import kv_codecs
 from autoematic_jax.checkpoints import load_checkpoint
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.models.builder import build_decoder
@@ -59,6 +61,23 @@ class LanguageModel:
     if len(self.levels) == 1:
       return self.levels
     return ("adaptive", *self.levels)
+
+  def init_cache(self, batch: int, capacity: int) -> kv_cache.KVCache:
+    """An empty cache in the format that these weights run with."""
+    if self.format == "fp6g" and self.levels:
+      codec = kv_codecs.FP6gCodec()
+    elif self.levels:
+      codec = kv_codecs.AutoFPCodec(self.decoding)
+    else:
+      codec = kv_codecs.DenseCodec(str(self.dtype))
+    return kv_cache.init_cache(
+      num_layers=self.config.num_layers,
+      batch=batch,
+      num_kv_heads=self.config.num_kv_heads,
+      head_dim=self.config.head_dim,
+      capacity=capacity,
+      codec=codec,
+    )
 
   def with_policy(self, policy: PolicyConfig) -> "LanguageModel":
     """The same model under another policy.

@@ -3,8 +3,8 @@
 import numpy as np
 
 from autoematic_jax.errors import AutoematicError
-from autoematic_jax.generation import GenerationResult
 from autoematic_jax.language_model import LanguageModel
+from autoematic_jax.results import GenerationResult
 
 
 def _shares(levels: np.ndarray) -> dict[str, float]:

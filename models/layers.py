@@ -160,19 +160,19 @@ def dense_rows(
 
 
 def output_head(
-  hidden: Float[Array, "B D"], kernel: bfloat16.Stored
+  hidden: Float[Array, "B D"], kernel: bfloat16.Stored, *, one_by_one: bool
 ) -> Float[Array, "B V"]:
   """Logits in float32, a cacheful of the vocabulary at a time.
 
   Reading the head once for all requests, rather than once a request, is what
-  the chunks are for; the dots stay one a row.
+  the chunks are for. `one_by_one` is that of `dense_rows`.
   """
   vocab, width = kernel.shape
   chunk = _chunk_rows(vocab, width)
 
   def logits(index):
     part = lax.dynamic_slice_in_dim(kernel, index * chunk, chunk)
-    return dense_rows(hidden, part, one_by_one=True)
+    return dense_rows(hidden, part, one_by_one=one_by_one)
 
   chunks = lax.map(logits, jnp.arange(vocab // chunk))
   return chunks.swapaxes(0, 1).reshape(hidden.shape[0], vocab)

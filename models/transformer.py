@@ -162,10 +162,18 @@ class Decoder(nnx.Module):
     """Rows of the embedding, float32."""
     return bfloat16.to_float32(self.embedding.get_value()[tokens])
 
-  def logits(self, hidden: Float[Array, "B D"]) -> Float[Array, "B V"]:
-    """Next-token logits from the last hidden states, float32."""
+  def logits(
+    self, hidden: Float[Array, "B D"], *, one_by_one: bool = True
+  ) -> Float[Array, "B V"]:
+    """Next-token logits from the last hidden states, float32.
+
+    `one_by_one` keeps a row's bits apart from how many rows there are; off, it
+    is faster for many rows.
+    """
     head = self.embedding if self.head is None else self.head
-    return output_head(self.norm(hidden), head.get_value())
+    return output_head(
+      self.norm(hidden), head.get_value(), one_by_one=one_by_one
+    )
 
   def run_layers(
     self,

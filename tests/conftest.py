@@ -9,6 +9,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import hypothesis
 import jaxtyping
 import pytest
+import tokenizers
+from tokenizers import models
+from tokenizers import pre_tokenizers
+from tokenizers import trainers
 
 # Annotated shapes, dtypes and types are checked at each call, so from before
 # the first import of a module.
@@ -24,3 +28,26 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 def data_dir() -> Path:
   """Golden values and small files that the tests read."""
   return Path(__file__).resolve().parent / "data"
+
+
+_CORPUS = [
+  "The capital of France is Paris, and 1234567 people don't live there.",
+  "def f(x):\n\treturn x  # naïve café, 日本語, Ελληνικά, 🙂🙃",
+]
+
+
+@pytest.fixture(scope="session")
+def trained_bpe() -> tokenizers.Tokenizer:
+  """A byte-level BPE of 320 tokens, the first three of them special."""
+  tokenizer = tokenizers.Tokenizer(models.BPE())
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  trainer = trainers.BpeTrainer(
+    vocab_size=320,
+    min_frequency=1,
+    initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+    show_progress=False,
+  )
+  tokenizer.train_from_iterator(_CORPUS * 3, trainer)
+  assert tokenizer.get_vocab_size() == 320
+  return tokenizer

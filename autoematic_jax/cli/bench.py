@@ -1,13 +1,12 @@
 """`autoematic bench`: measurements of speed."""
 
 import argparse
-import json
-from pathlib import Path
 
 from autoematic_jax.cli import arguments
 from autoematic_jax.errors import AutoematicError
-from autoematic_jax.evaluation import environment
+from autoematic_jax.evaluation import reports
 from autoematic_jax.evaluation import speed
+from autoematic_jax.precisions import parse_precision
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     raise AutoematicError("--new-tokens must be >= 2 to time decode steps")
   precisions = args.precisions.split(",")
   for precision in precisions:
-    arguments.parse_precision(precision)
+    parse_precision(precision)
   options = speed.SpeedOptions(
     checkpoint=args.checkpoint,
     baseline=args.baseline,
@@ -58,23 +57,5 @@ def run(args: argparse.Namespace) -> int:
   rows = speed.measure_all(options, precisions)
   print(speed.table(rows))
   if args.json:
-    write_report(args.json, rows)
+    reports.write(args.json, rows)
   return 0
-
-
-def write_report(path: str, rows: list[dict[str, object]]) -> None:
-  """Writes rows with the command, machine and versions behind them.
-
-  Raises:
-    AutoematicError: The file cannot be written.
-  """
-  report = {
-    "command": environment.command(),
-    "machine": environment.machine(),
-    "versions": environment.versions(),
-    "rows": rows,
-  }
-  try:
-    Path(path).write_text(json.dumps(report, indent=2) + "\n")
-  except OSError as error:
-    raise AutoematicError(f"cannot write {path}: {error}") from error

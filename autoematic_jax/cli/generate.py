@@ -10,8 +10,11 @@ import numpy as np
 import autoematic_jax
 from autoematic_jax import reporting
 from autoematic_jax.cli import arguments
+from autoematic_jax.compilation_cache import enable_compilation_cache
 from autoematic_jax.errors import PromptError
-from autoematic_jax.generation import GenerationResult
+from autoematic_jax.precisions import DENSE_DTYPES
+from autoematic_jax.precisions import parse_precision
+from autoematic_jax.results import GenerationResult
 from autoematic_jax.sampling import SamplingConfig
 
 
@@ -67,12 +70,12 @@ def run(args: argparse.Namespace) -> int:
     top_p=args.top_p,
     seed=args.seed,
   )
-  precision = arguments.parse_precision(args.precision)
+  precision = parse_precision(args.precision)
   if args.trace_plot:
     reporting.require_matplotlib()
-  arguments.enable_compilation_cache(args.compilation_cache)
+  enable_compilation_cache(args.compilation_cache)
   model = autoematic_jax.load(
-    args.checkpoint, compute_dtype=arguments.DENSE.get(args.precision)
+    args.checkpoint, compute_dtype=DENSE_DTYPES.get(args.precision)
   )
   model = model.with_policy(arguments.read_policy(args.policy, model.policy))
   stream = autoematic_jax.stream(

@@ -23,6 +23,7 @@ from autoematic_jax.errors import AutoematicError
 COMMANDS = {
   "convert": "turn a GGUF file or safetensors folder into a checkpoint",
   "generate": "write text from a converted checkpoint",
+  "eval": "measure accuracy by precision",
   "bench": "measure speed and memory",
 }
 

@@ -10,9 +10,11 @@ from tqdm import tqdm
 
 import autoematic_jax
 from autoematic_jax import reporting
-from autoematic_jax.cli import arguments
+from autoematic_jax.compilation_cache import enable_compilation_cache
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.evaluation import environment
+from autoematic_jax.precisions import DENSE_DTYPES
+from autoematic_jax.precisions import parse_precision
 
 PASSAGE = (
   "The harbour woke before the town did. Crates of oranges came off the"
@@ -70,7 +72,7 @@ def measure_all(
 
 def measure(options: SpeedOptions, precision: str) -> dict[str, Any]:
   """Speed, compile time and memory of one precision in this process."""
-  arguments.enable_compilation_cache(options.compilation_cache)
+  enable_compilation_cache(options.compilation_cache)
   model = _load(options, precision)
   prompt = _prompt(model, options.prompt_tokens)
 
@@ -79,7 +81,7 @@ def measure(options: SpeedOptions, precision: str) -> dict[str, Any]:
       model,
       [prompt] * options.batch,
       max_new_tokens=options.new_tokens,
-      precision=arguments.parse_precision(precision),
+      precision=parse_precision(precision),
       ignore_eos=True,
     )
 
@@ -107,7 +109,7 @@ def measure(options: SpeedOptions, precision: str) -> dict[str, Any]:
 
 
 def _load(options, precision):
-  dtype = arguments.DENSE.get(precision)
+  dtype = DENSE_DTYPES.get(precision)
   if dtype is None:
     return autoematic_jax.load(options.checkpoint)
   source = options.baseline or options.checkpoint

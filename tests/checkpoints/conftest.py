@@ -11,9 +11,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models
-from tokenizers import pre_tokenizers
-from tokenizers import trainers
 
 from autoematic_jax.checkpoints import convert
 from autoematic_jax.models import registry
@@ -42,11 +39,6 @@ CONFIG = {
   "tie_word_embeddings": True,
 }
 
-CORPUS = [
-  "The capital of France is Paris, and 1234567 people don't live there.",
-  "def f(x):\n\treturn x  # naïve café, 日本語, Ελληνικά, 🙂🙃",
-]
-
 
 def random_weights(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
   rng = np.random.default_rng(0)
@@ -71,23 +63,6 @@ def write_safetensors(
     data += content
   text = json.dumps(header).encode()
   path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-@pytest.fixture(scope="session")
-def trained_bpe() -> tokenizers.Tokenizer:
-  """A byte-level BPE of 320 tokens, the first three of them special."""
-  tokenizer = tokenizers.Tokenizer(models.BPE())
-  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  trainer = trainers.BpeTrainer(
-    vocab_size=320,
-    min_frequency=1,
-    initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-    show_progress=False,
-  )
-  tokenizer.train_from_iterator(CORPUS * 3, trainer)
-  assert tokenizer.get_vocab_size() == 320
-  return tokenizer
 
 
 @pytest.fixture

@@ -14,8 +14,12 @@ NUMERICS = {"formats", "pallas_kernels"}
 CONTROL = {"policy", "signals"}
 GENERATION = {
   "generation",
+  "generation_run",
   "language_model",
+  "precisions",
   "programs",
+  "prompts",
+  "results",
   "sampling",
   "tokenizer",
 }
@@ -27,6 +31,7 @@ BELOW_TOOLS = {
   "baselines",
   "calibration",
   "checkpoints",
+  "compilation_cache",
   "models",
   "reporting",
   "serving",
@@ -37,6 +42,7 @@ TOOLS = {"accelerator", "cli", "evaluation"}
 # What each part may import, besides itself and `errors`. The package's own
 # name stands for its public functions, `load` and `generate`.
 MAY_IMPORT = {
+  "compilation_cache": set(),
   "errors": set(),
   "formats": set(),
   "pallas_kernels": {"formats"},
