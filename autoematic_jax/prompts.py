@@ -16,10 +16,10 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
   """One prompt or several, as a list."""
   if isinstance(prompts, str):
     return [prompts]
-  prompts = list(prompts)
-  if prompts and isinstance(prompts[0], int | np.integer | dict):
-    return [prompts]
-  return prompts
+  items: list[Any] = list(prompts)
+  if items and isinstance(items[0], int | np.integer | dict):
+    return [items]
+  return items
 
 
 def encode_prompt(

@@ -176,14 +176,14 @@ class Journal:
       return
     try:
       if self._path.exists():
-        self._read(subject)
+        self._read(self._path.read_text(), subject)
       else:
         self._path.write_text(json.dumps(subject) + "\n")
     except OSError as error:
       raise AutoematicError(f"--resume {path}: {error}") from error
 
-  def _read(self, subject):
-    first, *lines = self._path.read_text().splitlines() or [""]
+  def _read(self, text, subject):
+    first, *lines = text.splitlines() or [""]
     if first != json.dumps(subject):
       raise AutoematicError(
         f"--resume {self._path} holds another measurement; name another file"

@@ -42,7 +42,8 @@ def hidden_states(
   """
   cache = model.init_cache(1, tokens.shape[0])
   run = _prefill if mode == "prefill" else _decode
-  return run(model.decoder, tokens, cache, forced, policy=model.policy)
+  levels = jnp.asarray(forced)
+  return run(model.decoder, tokens, cache, levels, policy=model.policy)
 
 
 @partial(jax.jit, static_argnames="policy")
@@ -50,7 +51,7 @@ def _prefill(
   decoder: Decoder,
   tokens: Int[Array, "T"],
   cache: kv_cache.KVCache,
-  forced: Int[Array | np.ndarray, "L"],
+  forced: Int[Array, "L"],
   *,
   policy: policy_lib.PolicyConfig,
 ):
@@ -77,7 +78,7 @@ def _decode(
   decoder: Decoder,
   tokens: Int[Array, "T"],
   cache: kv_cache.KVCache,
-  forced: Int[Array | np.ndarray, "L"],
+  forced: Int[Array, "L"],
   *,
   policy: policy_lib.PolicyConfig,
 ):
