@@ -1,6 +1,7 @@
 """Builds a decoder from tensors looked up by their Hugging Face names."""
 
 from collections.abc import Iterable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -60,10 +61,25 @@ def build_decoder(
   return Decoder(
     embedding=bfloat16.store(_dense(rest, "model.embed_tokens.weight")),
     layers=stacked,
-    norm=_norm(rest["model.norm.weight"], config),
+    norm=_norm(rest, "model.norm", config),
     head=head,
     config=config,
     choices=_choices(stacked),
+  )
+
+
+def build_layer(config: ModelConfig, tensors: Tensors) -> DecoderLayer:
+  """One layer alone, as a stack of one.
+
+  Args:
+    config: The model's config.
+    tensors: Its tensors by name relative to the layer.
+
+  Returns:
+    The layer; projections that are not quantized run in float32.
+  """
+  return _stack(
+    iter([_LayerBuilder(config, jnp.float32, 0.0).layer(tensors)]), 1
   )
 
 
@@ -81,8 +97,9 @@ def _choices(layers):
   return weight.weight.get_value().levels
 
 
-def _norm(scale, config):
-  return RMSNorm(jnp.asarray(scale, jnp.float32), config.rms_norm_eps)
+def _norm(tensors, name, config):
+  scale = jnp.asarray(tensors[f"{name}.weight"], jnp.float32)
+  return RMSNorm(scale, config.rms_norm_eps)
 
 
 class _LayerBuilder:
@@ -96,13 +113,17 @@ class _LayerBuilder:
   def layer(self, tensors: Tensors) -> DecoderLayer:
     """One decoder layer from its tensors."""
     attention = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
+    norm = partial(_norm, tensors, config=self.config)
+    qk_norm = self.config.qk_norm
     return DecoderLayer(
-      input_norm=_norm(tensors["input_layernorm.weight"], self.config),
+      input_norm=norm("input_layernorm"),
       qkv=self._linear(tensors, attention),
       output=self._linear(tensors, ["self_attn.o_proj"]),
-      mlp_norm=_norm(tensors["post_attention_layernorm.weight"], self.config),
+      mlp_norm=norm("post_attention_layernorm"),
       gate_up=self._linear(tensors, ["mlp.gate_proj", "mlp.up_proj"]),
       down=self._linear(tensors, ["mlp.down_proj"]),
+      q_norm=norm("self_attn.q_norm") if qk_norm else None,
+      k_norm=norm("self_attn.k_norm") if qk_norm else None,
     )
 
   def _linear(self, tensors, names):

@@ -58,6 +58,7 @@ class ModelConfig:
     tie_word_embeddings: Whether the output head is the embedding.
     attention_bias: Whether q, k, v and o carry a bias.
     mlp_bias: Whether gate, up and down carry a bias.
+    qk_norm: Whether each head's queries and keys are normed before rope.
   """
 
   family: str
@@ -75,6 +76,7 @@ class ModelConfig:
   tie_word_embeddings: bool = False
   attention_bias: bool = False
   mlp_bias: bool = False
+  qk_norm: bool = False
 
   def __post_init__(self):
     for name in (

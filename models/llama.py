@@ -2,74 +2,12 @@
 
 from typing import Any
 
-from autoematic_jax.errors import UnsupportedModelError
+from autoematic_jax.models import hugging_face
 from autoematic_jax.models.config import ModelConfig
-from autoematic_jax.models.config import RopeScaling
-from autoematic_jax.models.config import TensorSpec
 
 ARCHITECTURES = ("LlamaForCausalLM",)
 
-# Present in published configs, without effect on inference.
-_IGNORED = frozenset(
-  {
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_name_or_path",
-    "architectures",
-    "attention_dropout",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "dtype",
-    "eos_token_id",
-    "id2label",
-    "initializer_range",
-    "is_llama_config",
-    "label2id",
-    "model_type",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "problem_type",
-    "return_dict",
-    "torch_dtype",
-    "transformers.js_config",
-    "transformers_version",
-    "use_cache",
-  }
-)
-
-# Accepted with this value only.
-_FIXED = {
-  "hidden_act": "silu",
-  "is_encoder_decoder": False,
-  "pretraining_tp": 1,
-  "rope_interleaved": False,
-}
-
-_FIELDS = {
-  "vocab_size": "vocab_size",
-  "hidden_size": "hidden_size",
-  "intermediate_size": "intermediate_size",
-  "num_hidden_layers": "num_layers",
-  "num_attention_heads": "num_heads",
-  "num_key_value_heads": "num_kv_heads",
-  "head_dim": "head_dim",
-  "rms_norm_eps": "rms_norm_eps",
-  "max_position_embeddings": "max_positions",
-  "tie_word_embeddings": "tie_word_embeddings",
-  "attention_bias": "attention_bias",
-  "mlp_bias": "mlp_bias",
-}
-
-_REQUIRED = (
-  "vocab_size",
-  "hidden_size",
-  "intermediate_size",
-  "num_hidden_layers",
-  "num_attention_heads",
-)
-
-_ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
+tensor_specs = hugging_face.tensor_specs
 
 
 def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
@@ -85,113 +23,9 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
     UnsupportedModelError: An attribute is missing, unknown or has a value
       that changes the arithmetic in a way that is not implemented.
   """
-  for name in _REQUIRED:
-    if hf.get(name) is None:
-      raise UnsupportedModelError(f"config.json lacks {name!r}")
-  for name, value in hf.items():
-    if name in _FIXED and value != _FIXED[name] and value is not None:
-      raise UnsupportedModelError(
-        f"config.json has {name}={value!r}; only {_FIXED[name]!r} is handled"
-      )
-    known = name in _FIELDS or name in _FIXED or name in _IGNORED
-    if not known and name not in _ROPE_KEYS:
-      raise UnsupportedModelError(
-        f"config.json attribute {name}={value!r} is not handled for"
-        " LlamaForCausalLM"
-      )
-  fields = {
-    ours: hf[theirs]
-    for theirs, ours in _FIELDS.items()
-    if hf.get(theirs) is not None
-  }
-  fields.setdefault("num_kv_heads", fields["num_heads"])
-  if "head_dim" not in fields:
-    if fields["hidden_size"] % fields["num_heads"]:
-      raise UnsupportedModelError(
-        f"hidden_size={fields['hidden_size']} is not divisible by"
-        f" num_attention_heads={fields['num_heads']} and no head_dim is given"
-      )
-    fields["head_dim"] = fields["hidden_size"] // fields["num_heads"]
-  fields["rms_norm_eps"] = float(fields.get("rms_norm_eps", 1e-6))
-  return ModelConfig(family="llama", **fields, **_rope(hf))
-
-
-def _rope(hf: dict[str, Any]) -> dict[str, Any]:
-  """Rope fields from `rope_theta` + `rope_scaling` or `rope_parameters`."""
-  parameters = dict(hf.get("rope_parameters") or {})
-  scaling = dict(hf.get("rope_scaling") or {})
-  if parameters and scaling and parameters != scaling:
-    raise UnsupportedModelError(
-      "config.json has both rope_scaling and rope_parameters and they differ"
-    )
-  merged = parameters or scaling
-  theta = merged.pop("rope_theta", hf.get("rope_theta", 10000.0))
-  kind = merged.pop("rope_type", merged.pop("type", "default"))
-  merged.pop("type", None)
-  if kind == "default":
-    allowed = {}
-  elif kind == "linear":
-    allowed = {"factor": "factor"}
-  elif kind == "llama3":
-    allowed = {
-      "factor": "factor",
-      "low_freq_factor": "low_freq_factor",
-      "high_freq_factor": "high_freq_factor",
-      "original_max_position_embeddings": "original_max_positions",
-    }
-  else:
-    raise UnsupportedModelError(
-      f"rope type {kind!r} is not handled; handled: default, linear, llama3"
-    )
-  unknown = sorted(set(merged) - set(allowed))
-  missing = sorted(set(allowed) - set(merged))
-  if unknown or missing:
-    raise UnsupportedModelError(
-      f"rope type {kind!r}: attributes {unknown} are not handled,"
-      f" {missing} are missing"
-    )
-  rope_scaling = None
-  if kind != "default":
-    rope_scaling = RopeScaling(
-      kind=kind, **{ours: merged[theirs] for theirs, ours in allowed.items()}
-    )
-  return {"rope_theta": float(theta), "rope_scaling": rope_scaling}
-
-
-def tensor_specs(config: ModelConfig) -> dict[str, TensorSpec]:
-  """Every tensor of the model, keyed by Hugging Face name."""
-  d, inner = config.hidden_size, config.intermediate_size
-  q = config.num_heads * config.head_dim
-  kv = config.num_kv_heads * config.head_dim
-  specs = {
-    "model.embed_tokens.weight": TensorSpec(
-      shape=(config.vocab_size, d), kind="dense"
-    ),
-    "model.norm.weight": TensorSpec(shape=(d,), kind="dense"),
-  }
-  if not config.tie_word_embeddings:
-    specs["lm_head.weight"] = TensorSpec(
-      shape=(config.vocab_size, d), kind="dense"
-    )
-  projections = {
-    "self_attn.q_proj": ((q, d), "qkv", config.attention_bias),
-    "self_attn.k_proj": ((kv, d), "qkv", config.attention_bias),
-    "self_attn.v_proj": ((kv, d), "qkv", config.attention_bias),
-    "self_attn.o_proj": ((d, q), "o", config.attention_bias),
-    "mlp.gate_proj": ((inner, d), "gate_up", config.mlp_bias),
-    "mlp.up_proj": ((inner, d), "gate_up", config.mlp_bias),
-    "mlp.down_proj": ((d, inner), "down", config.mlp_bias),
-  }
-  for layer in range(config.num_layers):
-    prefix = f"model.layers.{layer}"
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-      specs[f"{prefix}.{norm}.weight"] = TensorSpec(shape=(d,), kind="dense")
-    for name, (shape, group, bias) in projections.items():
-      specs[f"{prefix}.{name}.weight"] = TensorSpec(
-        shape=shape, kind="linear", input_group=f"{prefix}.{group}"
-      )
-      if bias:
-        specs[f"{prefix}.{name}.bias"] = TensorSpec(
-          shape=shape[:1], kind="dense"
-        )
-  return specs
+  return hugging_face.model_config(
+    hf,
+    family="llama",
+    fixed={"pretraining_tp": 1, "rope_interleaved": False},
+    ignored=("is_llama_config",),
+  )

@@ -4,10 +4,11 @@ from typing import Any
 
 from autoematic_jax.errors import UnsupportedModelError
 from autoematic_jax.models import llama
+from autoematic_jax.models import qwen3
 from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.config import TensorSpec
 
-_FAMILIES = {"llama": llama}
+_FAMILIES = {"llama": llama, "qwen3": qwen3}
 
 
 def config_from_hf(hf: dict[str, Any]) -> ModelConfig:

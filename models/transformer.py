@@ -51,6 +51,8 @@ class DecoderLayer(nnx.Module):
     mlp_norm: RMSNorm,
     gate_up: Linear,
     down: Linear,
+    q_norm: RMSNorm | None = None,
+    k_norm: RMSNorm | None = None,
   ):
     self.input_norm = input_norm
     self.qkv = qkv
@@ -58,6 +60,8 @@ class DecoderLayer(nnx.Module):
     self.mlp_norm = mlp_norm
     self.gate_up = gate_up
     self.down = down
+    self.q_norm = q_norm
+    self.k_norm = k_norm
 
   def __call__(
     self,
@@ -79,6 +83,17 @@ class DecoderLayer(nnx.Module):
     precision: Precision,
   ) -> tuple[Float[Array, "B T D"], kv_cache.KVCache]:
     """Attention block: stores the new keys and values, then attends."""
+    mixed, cache = self.mix(hidden, context, cache, precision)
+    return self.output(mixed, precision), cache
+
+  def mix(
+    self,
+    hidden: Float[Array, "B T D"],
+    context: "Context",
+    cache: kv_cache.KVCache,
+    precision: Precision,
+  ) -> tuple[Float[Array, "B T H"], kv_cache.KVCache]:
+    """What the attention block's output projection reads."""
     config, layer = context.config, precision.layer
     batch, tokens, _ = hidden.shape
     joined = self.qkv(self.input_norm(hidden, layer), precision)
@@ -88,6 +103,10 @@ class DecoderLayer(nnx.Module):
       [config.num_heads, config.num_heads + config.num_kv_heads],
       axis=2,
     )
+    if self.q_norm is not None:
+      queries = self.q_norm(queries, layer)
+    if self.k_norm is not None:
+      keys = self.k_norm(keys, layer)
     queries = attention.apply_rope(queries, context.rope)
     keys = attention.apply_rope(keys, context.rope)
     cache = kv_cache.write(
@@ -100,15 +119,21 @@ class DecoderLayer(nnx.Module):
     )
     all_keys, all_values = kv_cache.read(cache, layer)
     mixed = attention.attend(queries, all_keys, all_values, context.positions)
-    return self.output(mixed.reshape(batch, tokens, -1), precision), cache
+    return mixed.reshape(batch, tokens, -1), cache
 
   def mlp(
     self, hidden: Float[Array, "B T D"], precision: Precision
   ) -> Float[Array, "B T D"]:
     """SwiGLU block."""
+    return self.down(self.gated(hidden, precision), precision)
+
+  def gated(
+    self, hidden: Float[Array, "B T D"], precision: Precision
+  ) -> Float[Array, "B T F"]:
+    """What the SwiGLU block's down projection reads."""
     joined = self.gate_up(self.mlp_norm(hidden, precision.layer), precision)
     gate, up = jnp.split(joined, 2, axis=-1)
-    return self.down(nnx.silu(gate) * up, precision)
+    return nnx.silu(gate) * up
 
 
 @jax.tree_util.register_dataclass

@@ -14,8 +14,10 @@ from autoematic_jax.checkpoints.atomic import check_destination
 from autoematic_jax.checkpoints.options import ConvertOptions
 from autoematic_jax.checkpoints.source import Source
 from autoematic_jax.checkpoints.source import open_source
+from autoematic_jax.checkpoints.writer import Calibrator
 from autoematic_jax.checkpoints.writer import Writer
 from autoematic_jax.errors import CheckpointError
+from autoematic_jax.errors import PrecisionError
 from autoematic_jax.models import registry
 from autoematic_jax.models.config import TensorSpec
 
@@ -30,14 +32,16 @@ def convert(
   levels: Sequence[int] | None = None,
   dense_dtype: str | None = None,
   policy: Mapping[str, Any] | None = None,
+  calibrator: Calibrator | None = None,
   force: bool = False,
   progress: bool = False,
 ) -> layout.Sizes:
   """Converts a GGUF file or a safetensors folder.
 
-  Weights are rounded to nearest; refined subgroups are those of largest
-  squared error, alike for matrices that read the same input. Memory stays
-  near the largest tensor. The destination appears only when it is complete.
+  Without a calibrator, weights are rounded to nearest, refined subgroups are
+  those of largest squared error, alike for matrices that read the same input,
+  and memory stays near the largest tensor. The destination appears only when it
+  is complete.
 
   Args:
     source_path: What to read.
@@ -49,6 +53,8 @@ def convert(
     dense_dtype: Of tensors that are not quantized, `bfloat16` (default) or
       `float32`.
     policy: Fields of `PolicyConfig` that differ from their defaults.
+    calibrator: Chooses the weights of the layers, such as
+      `autoematic_jax.calibration.Calibrator`.
     force: Whether to replace an existing checkpoint.
     progress: Whether to show a progress bar.
 
@@ -70,6 +76,8 @@ def convert(
     dense_dtype=dense_dtype,
     policy=policy,
   )
+  if calibrator is not None and format in layout.DENSE_FORMATS:
+    raise PrecisionError(f"{format} weights are not rounded: no calibration")
   # A link is followed, so that what it names is replaced and not the link.
   target = Path(destination).resolve()
   check_destination(target, force=force, ours=layout.FILES)
@@ -78,7 +86,8 @@ def convert(
   specs = registry.tensor_specs(config)
   check_tensors(source, specs)
   with _disk_errors(target), atomic_directory(target) as folder:
-    return Writer(source, config, specs, options, folder).write(progress)
+    writer = Writer(source, config, specs, options, folder, calibrator)
+    return writer.write(progress)
 
 
 def check_tensors(source: Source, specs: Mapping[str, TensorSpec]) -> None:

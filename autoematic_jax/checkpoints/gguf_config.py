@@ -1,4 +1,4 @@
-"""The metadata of a llama GGUF file as a Hugging Face config."""
+"""The metadata of a GGUF file as a Hugging Face config."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,8 @@ from jaxtyping import Float
 from autoematic_jax.errors import CheckpointError
 from autoematic_jax.errors import UnsupportedModelError
 
-_PREFIX = "llama."
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""Hugging Face's name of each GGUF architecture that is handled."""
 
 _KNOWN = frozenset(
   {
@@ -50,7 +51,7 @@ def hf_config(
   """A Hugging Face config of a GGUF file.
 
   Args:
-    metadata: Every key and value of the file.
+    metadata: Every key and value of the file, whose architecture is handled.
     shapes: Shape of each tensor by Hugging Face name.
     rope_divisors: The tensor `rope_freqs.weight`, where there is one.
     source: Name of the file, for messages.
@@ -73,7 +74,7 @@ def hf_config(
     fields.must_be(key, head_dim)
   theta = float(fields.get("rope.freq_base", 10000.0))
   return {
-    "architectures": ["LlamaForCausalLM"],
+    "architectures": [ARCHITECTURES[fields.architecture]],
     "vocab_size": shapes["model.embed_tokens.weight"][0],
     "hidden_size": width,
     "intermediate_size": fields.integer("feed_forward_length"),
@@ -100,27 +101,32 @@ class _Fields:
   def __init__(self, metadata, source):
     self._metadata = metadata
     self.source = source
+    self.architecture = metadata["general.architecture"]
+    self.prefix = f"{self.architecture}."
 
   def refuse_unknown(self):
     for key, value in self._metadata.items():
-      name = key.removeprefix(_PREFIX)
-      if key.startswith(_PREFIX) and name not in _KNOWN:
+      name = key.removeprefix(self.prefix)
+      if key.startswith(self.prefix) and name not in _KNOWN:
         raise UnsupportedModelError(
           f"{self.source}: metadata {key}={value!r} is not handled"
         )
     self.must_be("expert_count", 0)
 
   def get(self, key, default=_REQUIRED):
-    value = self._metadata.get(_PREFIX + key, default)
+    value = self._metadata.get(self.prefix + key, default)
     if value is _REQUIRED:
-      raise CheckpointError(f"{self.source} lacks the metadata {_PREFIX}{key}")
+      raise CheckpointError(
+        f"{self.source} lacks the metadata {self.prefix}{key}"
+      )
     return value
 
   def integer(self, key, default=_REQUIRED) -> int:
     value = self.get(key, default)
     if not isinstance(value, int):
       raise UnsupportedModelError(
-        f"{self.source}: metadata {_PREFIX}{key}={value!r} is not one integer"
+        f"{self.source}: metadata {self.prefix}{key}={value!r} is not one"
+        " integer"
       )
     return value
 
@@ -128,7 +134,7 @@ class _Fields:
     value = self.get(key, wanted)
     if value != wanted:
       raise UnsupportedModelError(
-        f"{self.source}: metadata {_PREFIX}{key}={value!r} is not handled;"
+        f"{self.source}: metadata {self.prefix}{key}={value!r} is not handled;"
         f" handled: {wanted}"
       )
 
@@ -141,8 +147,8 @@ def _rope_scaling(fields, divisors, theta, head_dim):
   kind = fields.get("rope.scaling.type", "none")
   if kind not in ("none", "linear"):
     raise UnsupportedModelError(
-      f"{fields.source}: metadata {_PREFIX}rope.scaling.type={kind!r} is not"
-      " handled; handled: none, linear, and Llama 3's rope_freqs.weight"
+      f"{fields.source}: metadata {fields.prefix}rope.scaling.type={kind!r} is"
+      " not handled; handled: none, linear, and Llama 3's rope_freqs.weight"
     )
   if kind == "linear":
     if divisors is not None:

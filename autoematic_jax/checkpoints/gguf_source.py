@@ -1,4 +1,4 @@
-"""GGUF files of the llama architecture, as Hugging Face tensors."""
+"""GGUF files of the handled architectures, as Hugging Face tensors."""
 
 import re
 from pathlib import Path
@@ -23,6 +23,8 @@ _LAYER = {
   "attn_q": "self_attn.q_proj",
   "attn_k": "self_attn.k_proj",
   "attn_v": "self_attn.v_proj",
+  "attn_q_norm": "self_attn.q_norm",
+  "attn_k_norm": "self_attn.k_norm",
   "attn_output": "self_attn.o_proj",
   "ffn_norm": "post_attention_layernorm",
   "ffn_gate": "mlp.gate_proj",
@@ -52,6 +54,7 @@ class GGUFSource(Source):
       raise CheckpointError(
         f"{path} is truncated or damaged: {type(error).__name__}: {error}"
       ) from error
+    self._architecture = self._metadata.get("general.architecture")
     self._check_length(reader.tensors)
     self._check_kind()
     stored = {tensor.name: tensor for tensor in reader.tensors}
@@ -75,11 +78,11 @@ class GGUFSource(Source):
         )
 
   def _check_kind(self):
-    architecture = self._metadata.get("general.architecture")
-    if architecture != "llama":
+    handled = tuple(gguf_config.ARCHITECTURES)
+    if self._architecture not in handled:
       raise UnsupportedModelError(
-        f"{self._path.name}: GGUF architecture {architecture!r} is not"
-        " handled; handled: llama"
+        f"{self._path.name}: GGUF architecture {self._architecture!r} is not"
+        f" handled; handled: {', '.join(handled)}"
       )
     parts = self._metadata.get("split.count", 1)
     if parts > 1:
@@ -95,7 +98,8 @@ class GGUFSource(Source):
     if match and match[2] in _LAYER:
       return f"model.layers.{match[1]}.{_LAYER[match[2]]}.{match[3]}"
     raise UnsupportedModelError(
-      f"{self._path.name}: tensor {name} is not handled for llama"
+      f"{self._path.name}: tensor {name} is not handled for"
+      f" {self._architecture}"
     )
 
   @property
@@ -110,6 +114,9 @@ class GGUFSource(Source):
 
   def read(self, name: str) -> np.ndarray:
     values = self._values(self._tensors[name]).reshape(self.shape(name))
+    # Rope halves are interleaved in llama's files only.
+    if self._architecture != "llama":
+      return values
     if ".self_attn.q_proj." in name:
       return _unpermute(values, self.config["num_attention_heads"])
     if ".self_attn.k_proj." in name:

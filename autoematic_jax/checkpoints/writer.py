@@ -5,8 +5,9 @@ import datetime
 import importlib.metadata
 import json
 import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +31,40 @@ _DISTRIBUTIONS = (
 )
 
 
+_EMBEDDING = "model.embed_tokens.weight"
+
+_ROUNDING = "round to nearest, masks by squared error"
+
+
+@runtime_checkable
+class Calibrator(Protocol):
+  """Chooses the weights of one layer after the other on some text."""
+
+  @property
+  def method(self) -> str:
+    """What the checkpoint says about how it was made."""
+    ...
+
+  def start(
+    self, config: ModelConfig, embedding: np.ndarray, options: ConvertOptions
+  ) -> None:
+    """Comes before the first layer; `embedding` is `[V, D]` float32."""
+    ...
+
+  def layer(
+    self,
+    weights: dict[str, np.ndarray],
+    groups: Mapping[str, Sequence[str]],
+  ) -> Mapping[str, formats.QTensor]:
+    """Packs the matrices of the next layer.
+
+    Args:
+      weights: Every tensor of the layer, float32, by name relative to it.
+      groups: Names of the matrices that read each input of the layer.
+    """
+    ...
+
+
 class Writer:
   """Writes one checkpoint into an empty directory.
 
@@ -39,6 +74,7 @@ class Writer:
     specs: Every tensor of the model.
     options: What the checkpoint is made as.
     folder: Where it is written.
+    calibrator: Chooses the weights; None rounds them to nearest.
   """
 
   def __init__(
@@ -48,8 +84,10 @@ class Writer:
     specs: dict[str, TensorSpec],
     options: ConvertOptions,
     folder: Path,
+    calibrator: Calibrator | None = None,
   ):
     self._source = source
+    self._calibrator = calibrator
     self._config = config
     self._specs = specs
     self._options = options
@@ -70,6 +108,9 @@ class Writer:
     ) as bar:
       rest = [n for n in self._specs if layout.outside_layers(n)]
       self._write_item(layout.REST, "", rest, bar)
+      if self._calibrator is not None:
+        embedding = self._read(_EMBEDDING).astype(np.float32)
+        self._calibrator.start(self._config, embedding, self._options)
       for layer in range(self._config.num_layers):
         prefix = layout.layer_prefix(layer)
         names = [n for n in self._specs if n.startswith(prefix)]
@@ -92,8 +133,9 @@ class Writer:
 
   def _write_item(self, item, prefix, names, bar):
     """Converts and writes the tensors of one layer, or those outside."""
-    tensors = {}
-    for group in _groups(names, self._specs):
+    tensors = self._calibrated(prefix, names, bar)
+    rounded = [name for name in names if name not in tensors]
+    for group in _groups(rounded, self._specs).values():
       bar.set_postfix_str(group[0].removesuffix(".weight"), refresh=False)
       tensors.update(self._convert_group(group))
       bar.update(sum(self._source_bytes(name) for name in group))
@@ -105,6 +147,24 @@ class Writer:
     self._item_bytes[item] = layout.directory_bytes(path)
     for name, tensor in tensors.items():
       self._record(name, tensor)
+
+  def _calibrated(self, prefix, names, bar) -> dict[str, layout.Tensor]:
+    """The matrices of a layer, where there is a calibrator."""
+    if self._calibrator is None or not prefix:
+      return {}
+    bar.set_postfix_str(prefix.rstrip("."))
+    matrices = [name for name in names if self._specs[name].kind == "linear"]
+    groups = {
+      key.removeprefix(prefix): [name.removeprefix(prefix) for name in group]
+      for key, group in _groups(matrices, self._specs).items()
+    }
+    weights = {
+      name.removeprefix(prefix): self._read(name).astype(np.float32)
+      for name in names
+    }
+    packed = self._calibrator.layer(weights, groups)
+    bar.update(sum(self._source_bytes(name) for name in matrices))
+    return {prefix + name: tensor for name, tensor in packed.items()}
 
   def _record(self, name, tensor):
     entry = layout.describe(tensor)
@@ -172,7 +232,9 @@ class Writer:
       "policy": options.policy_dict(),
       "made": {
         "source": self._source.description,
-        "method": "round to nearest, masks by squared error",
+        "method": _ROUNDING
+        if self._calibrator is None
+        else self._calibrator.method,
         "time": now.isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "versions": {
@@ -186,9 +248,9 @@ class Writer:
     }
 
 
-def _groups(names, specs) -> list[list[str]]:
-  """Names in order, those of one input group together."""
+def _groups(names, specs) -> dict[str, list[str]]:
+  """Names in order, those of one input group together, by their group."""
   groups: dict[str, list[str]] = {}
   for name in names:
     groups.setdefault(specs[name].input_group or name, []).append(name)
-  return list(groups.values())
+  return groups

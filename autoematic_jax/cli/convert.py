@@ -4,15 +4,22 @@ import argparse
 import contextlib
 import json
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from autoematic_jax.calibration import Calibrator
+from autoematic_jax.calibration import calibration_tokens
 from autoematic_jax.checkpoints import convert
 from autoematic_jax.checkpoints import layout
 from autoematic_jax.checkpoints import load_checkpoint
+from autoematic_jax.checkpoints.source import open_source
+from autoematic_jax.errors import AutoematicError
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.evaluation import environment
+from autoematic_jax.tokenizer import Tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +56,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help="fields of the policy to store, such as '{\"tau\": 0.2}'",
   )
   parser.add_argument(
+    "--calibrate",
+    metavar="TEXT",
+    help="text file on which weights are chosen by GPTQ (default: rounding)",
+  )
+  parser.add_argument(
+    "--calibration-samples", type=int, default=128, metavar="N"
+  )
+  parser.add_argument(
+    "--calibration-tokens",
+    type=int,
+    default=512,
+    metavar="N",
+    help="tokens of a sample (default: 512)",
+  )
+  parser.add_argument(
     "--force", action="store_true", help="replace an existing checkpoint"
   )
   parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -67,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
       levels=_levels(args.levels),
       dense_dtype=args.dense_dtype,
       policy=_policy(args.policy),
+      calibrator=_calibrator(args),
       force=args.force,
       progress=not args.quiet,
     )
@@ -95,6 +118,23 @@ def _interrupted_by_sigterm() -> Iterator[None]:
     yield
   finally:
     signal.signal(signal.SIGTERM, before)
+
+
+def _calibrator(args: argparse.Namespace) -> Calibrator | None:
+  if args.calibrate is None:
+    return None
+  try:
+    text = Path(args.calibrate).read_text(encoding="utf-8")
+  except (OSError, UnicodeDecodeError) as error:
+    raise AutoematicError(f"--calibrate {args.calibrate}: {error}") from error
+  with tempfile.TemporaryDirectory() as folder:
+    for name, content in open_source(args.source).tokenizer_files().items():
+      (Path(folder) / name).write_bytes(content)
+    tokenizer = Tokenizer.from_dir(Path(folder))
+  tokens = calibration_tokens(
+    tokenizer, text, args.calibration_samples, args.calibration_tokens
+  )
+  return Calibrator(tokens)
 
 
 def _levels(text: str | None) -> tuple[int, ...] | None:

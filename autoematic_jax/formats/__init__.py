@@ -4,6 +4,7 @@ Pure functions on JAX arrays. Every format scales groups of 16 along K by an
 E4M3 scale and the tensor (or the activation row) by a float32 scale.
 """
 
+from autoematic_jax.formats.assemble import assemble_qtensor
 from autoematic_jax.formats.autofp import AUTOFP2_SCALE
 from autoematic_jax.formats.autofp import Decoding
 from autoematic_jax.formats.autofp import autofp2_digit
@@ -61,6 +62,7 @@ __all__ = [
   "Decoding",
   "Format",
   "QTensor",
+  "assemble_qtensor",
   "autofp2_digit",
   "check_finite",
   "decode_base",

@@ -13,6 +13,8 @@ from autoematic_jax.formats import autofp
 from autoematic_jax.formats import elements
 from autoematic_jax.formats import packing
 from autoematic_jax.formats import scaling
+from autoematic_jax.formats.assemble import pack_codes
+from autoematic_jax.formats.assemble import pack_offsets
 from autoematic_jax.formats.qtensor import LEVELS
 from autoematic_jax.formats.qtensor import REFINED_FORMATS
 from autoematic_jax.formats.qtensor import Format
@@ -119,20 +121,18 @@ def _quantize(w, refined, *, format, decoding):
   scaled, tensor_scale, group_scale = _scaled(w, format)
   stored_scale = elements.encode_e4m3(group_scale)
   if format == "fp6g":
-    codes = elements.encode_e2m3(elements.round_e2m3(scaled))
-    return packing.pack_sextets(codes), stored_scale, tensor_scale, None
+    codes = pack_codes(elements.round_e2m3(scaled), format)
+    return codes, stored_scale, tensor_scale, None
   base = elements.round_e2m1(scaled)
-  codes = packing.pack_nibbles(elements.encode_e2m1(base))
+  codes = pack_codes(base, format)
   if refined is None:
     return codes, stored_scale, tensor_scale, None
   scaled, base = scaled[:, refined], base[:, refined]
   if format == "autofp6":
     d = autofp.offset(scaled, base, decoding)
-    offsets = packing.pack_pairs((d & 3).astype(jnp.uint8))
   else:
     d = autofp.offset8(scaled, base, decoding)
-    offsets = packing.pack_nibbles((d & 15).astype(jnp.uint8))
-  return codes, stored_scale, tensor_scale, offsets
+  return codes, stored_scale, tensor_scale, pack_offsets(d, format)
 
 
 def _scaled(w, format):
@@ -153,6 +153,7 @@ def refinement_gain(
   *,
   format: Format,
   decoding: autofp.Decoding,
+  importance: Float[np.ndarray, "K"] | None = None,
 ) -> Float[np.ndarray, "S"]:
   """Squared error that refining each subgroup would remove from all rows.
 
@@ -160,6 +161,8 @@ def refinement_gain(
     w: Weights.
     format: `autofp6` or `autofp8`.
     decoding: Step of the offsets.
+    importance: Weight of each column's error, such as the mean square of its
+      input; None weighs all alike.
 
   Returns:
     `[Kp / 4]` float64 on the host, in squared units of the weights, so that
@@ -176,14 +179,18 @@ def refinement_gain(
     )
   _check_matrix(w)
   gain, tensor_scale = _gain(w, format=format, decoding=decoding)
+  gain = np.asarray(gain, np.float64)
+  if importance is not None:
+    gain[: w.shape[1]] *= importance
   # The square of a tensor scale can leave the range of float32.
   with np.errstate(invalid="ignore"):
-    return np.asarray(gain, np.float64) * np.float64(tensor_scale) ** 2
+    gain *= np.float64(tensor_scale) ** 2
+  return gain.reshape(-1, packing.SUBGROUP).sum(axis=1)
 
 
 @partial(jax.jit, static_argnames=("format", "decoding"))
 def _gain(w, *, format, decoding):
-  """Gain of each subgroup in units of the squared tensor scale, and that."""
+  """Gain of each column in units of the squared tensor scale, and that."""
   scaled, tensor_scale, group_scale = _scaled(w, format)
   base = elements.round_e2m1(scaled)
   if format == "autofp6":
@@ -196,8 +203,7 @@ def _gain(w, *, format, decoding):
   # exactly 0 where delta is.
   gain = delta * (2 * (scaled - base) - delta)
   scale = jnp.repeat(group_scale, packing.GROUP, axis=1)
-  gain = jnp.sum(gain * jnp.square(scale), axis=0)
-  return gain.reshape(-1, packing.SUBGROUP).sum(axis=1), tensor_scale
+  return jnp.sum(gain * jnp.square(scale), axis=0), tensor_scale
 
 
 def refinement_budget(columns: int, rho: float) -> int:

@@ -46,7 +46,7 @@ def _scale_of(amax, max_element):
 def group_scale(
   x: Float[Array, "*B K"],
   tensor_scale: Float[Array, "..."],
-  max_element: float = 6.0,
+  max_element: float | Float[Array, ""] = 6.0,
   minimum: float = SMALLEST_SCALE,
 ) -> Float[Array, "*B G"]:
   """Decoded E4M3 scale of each group of 16 along the last axis.

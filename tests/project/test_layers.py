@@ -48,7 +48,7 @@ MAY_IMPORT = {
   "pallas_kernels": {"formats"},
   "signals": set(),
   "policy": {"signals"},
-  "calibration": NUMERICS | CONTROL,
+  "calibration": NUMERICS | CONTROL | CACHE | {"models", "tokenizer"},
   "baselines": NUMERICS | CONTROL,
   "kv_codecs": {"formats"},
   "kv_cache": {"formats", "kv_codecs"},

@@ -23,7 +23,9 @@ LLAMA3_ROPE = {
   "high_freq_factor": 4.0,
   "original_max_position_embeddings": 8192,
 }
+QWEN3_ROPE = {"rope_type": "default", "rope_theta": 1000000.0}
 BASE = {
+  "model_type": "llama",
   "vocab_size": 131,
   "hidden_size": 48,
   "intermediate_size": 112,
@@ -57,6 +59,25 @@ CONFIGS = {
     mlp_bias=True,
     rope_parameters=LLAMA3_ROPE,
   ),
+  "qwen3-0.6b": dict(
+    BASE,
+    model_type="qwen3",
+    num_attention_heads=3,
+    num_key_value_heads=1,
+    head_dim=32,
+    tie_word_embeddings=True,
+    rope_parameters=QWEN3_ROPE,
+  ),
+  "qwen3-8b": dict(
+    BASE,
+    model_type="qwen3",
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    tie_word_embeddings=False,
+    attention_bias=True,
+    rope_parameters=QWEN3_ROPE,
+  ),
   "linear-rope": dict(
     BASE,
     num_attention_heads=2,
@@ -74,13 +95,13 @@ CONFIGS = {
 def make_pair(name):
   """A random transformers model and ours with the same weights."""
   torch.manual_seed(0)
-  config = transformers.LlamaConfig(**CONFIGS[name])
-  theirs = transformers.LlamaForCausalLM(config).eval()
+  config = transformers.AutoConfig.for_model(**CONFIGS[name])
+  theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
   with torch.no_grad():
     for parameter in theirs.parameters():
       parameter.normal_(0, 0.2)
   hf = config.to_dict()
-  hf["architectures"] = ["LlamaForCausalLM"]
+  hf["architectures"] = [type(theirs).__name__]
   ours = registry.config_from_hf(hf)
   tensors = {key: value.numpy() for key, value in theirs.state_dict().items()}
   specs = registry.tensor_specs(ours)
@@ -145,7 +166,7 @@ def test_prefill_and_decode_logits(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["smollm2", "llama-3.1"])
+@pytest.mark.parametrize("name", ["smollm2", "llama-3.1", "qwen3-0.6b"])
 def test_logits_past_position_8192(name):
   theirs, decoder = make_pair(name)
   tokens = np.random.default_rng(1).integers(0, 131, (1, 8200), dtype=np.int32)

@@ -1,0 +1,144 @@
+"""Calibration of a whole model, through `convert` and its command."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import autoematic_jax
+from autoematic_jax.calibration import Calibrator
+from autoematic_jax.calibration import calibration_tokens
+from autoematic_jax.checkpoints import convert
+from autoematic_jax.cli import main
+from autoematic_jax.errors import AutoematicError
+from autoematic_jax.errors import PrecisionError
+from autoematic_jax.evaluation import teacher_forcing
+from autoematic_jax.models import registry
+from autoematic_jax.tokenizer import Tokenizer
+
+CONFIG = {
+  "architectures": ["LlamaForCausalLM"],
+  "vocab_size": 320,
+  "hidden_size": 60,
+  "intermediate_size": 96,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 3,
+  "num_key_value_heads": 1,
+  "head_dim": 16,
+  "max_position_embeddings": 128,
+  "rms_norm_eps": 1e-5,
+  "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory, trained_bpe):
+  folder = tmp_path_factory.mktemp("source")
+  rng = np.random.default_rng(0)
+  tensors = {}
+  for name, spec in registry.tensor_specs(
+    registry.config_from_hf(CONFIG)
+  ).items():
+    tensors[name] = rng.standard_normal(spec.shape).astype(np.float32) * 0.15
+  # Rows near one another make inputs that are correlated, as real ones are.
+  base = rng.standard_normal((8, 60)).astype(np.float32)
+  embedding = rng.standard_normal((320, 8)).astype(np.float32) @ base
+  tensors["model.embed_tokens.weight"] = 0.2 * embedding
+  save_file(tensors, folder / "model.safetensors")
+  (folder / "config.json").write_text(json.dumps(CONFIG))
+  trained_bpe.save(str(folder / "tokenizer.json"))
+  return folder
+
+
+def outputs(path, tokens):
+  dense = autoematic_jax.load(path, dense=True, compute_dtype="float32")
+  forced = np.full((2,), 32, np.int32)
+  return np.stack(
+    [
+      jax.nn.log_softmax(
+        dense.decoder.logits(
+          teacher_forcing.hidden_states(
+            dense, jnp.asarray(row), forced, "prefill"
+          )[0]
+        )
+      )
+      for row in tokens
+    ]
+  )
+
+
+def test_calibrated_weights_stay_closer_to_the_model(source, tmp_path):
+  rng = np.random.default_rng(1)
+  text = rng.integers(0, 320, (16, 64)).astype(np.int32)
+  fresh = rng.integers(0, 320, (2, 64)).astype(np.int32)
+  convert(source, tmp_path / "fp32", format="fp32")
+  convert(source, tmp_path / "rounded", format="autofp6")
+  convert(
+    source, tmp_path / "chosen", format="autofp6", calibrator=Calibrator(text)
+  )
+  exact = outputs(tmp_path / "fp32", fresh)
+  kl = {
+    name: (np.exp(exact) * (exact - outputs(tmp_path / name, fresh)))
+    .sum(-1)
+    .mean()
+    for name in ("rounded", "chosen")
+  }
+  assert kl["chosen"] < 0.7 * kl["rounded"]
+  made = json.loads((tmp_path / "chosen" / "autoematic.json").read_text())
+  assert made["made"]["method"] == "GPTQ on 16 x 64 tokens, 7 scales tried"
+
+
+def test_the_command_takes_a_text(source, tmp_path, capsys):
+  text = tmp_path / "text.txt"
+  text.write_text("The capital of France is Paris, and so on. " * 40)
+  words = ["autoematic", "convert", str(source), str(tmp_path / "out")]
+  words += ["--calibrate", str(text), "--quiet", "--format", "nvfp4"]
+  words += ["--calibration-samples", "3", "--calibration-tokens", "32"]
+  args = main.parse_arguments(words)
+  assert args.run(args) == 0
+  assert "nvfp4" in capsys.readouterr().out
+  made = json.loads((tmp_path / "out" / "autoematic.json").read_text())
+  assert made["made"]["method"].startswith("GPTQ on 3 x 32 tokens")
+
+
+def test_windows_lie_apart(source):
+  tokenizer = Tokenizer.from_dir(source)
+  text = "The capital of France is Paris. " * 10
+  ids = tokenizer.encode(text)
+  found = calibration_tokens(tokenizer, text, 3, 8)
+  middle = (len(ids) - 8) // 2
+  np.testing.assert_array_equal(found[0], ids[:8])
+  np.testing.assert_array_equal(found[1], ids[middle : middle + 8])
+  np.testing.assert_array_equal(found[2], ids[-8:])
+
+
+@pytest.mark.parametrize(
+  ("words", "message"),
+  [
+    (["--calibrate", "/nowhere"], "--calibrate /nowhere"),
+    (["--calibration-samples", "10"], "10 samples of 512 need 5120"),
+    (["--calibration-samples", "0"], "at least 1 sample"),
+  ],
+)
+def test_bad_input_is_named(source, tmp_path, words, message):
+  text = tmp_path / "text.txt"
+  text.write_text("Paris. ")
+  command = ["autoematic", "convert", str(source), str(tmp_path / "out")]
+  args = main.parse_arguments([*command, "--calibrate", str(text), *words])
+  with pytest.raises(AutoematicError, match=message):
+    args.run(args)
+  assert not (tmp_path / "out").exists()
+
+
+def test_unquantized_formats_take_no_calibration(source, tmp_path):
+  tokens = np.zeros((1, 8), np.int32)
+  with pytest.raises(PrecisionError, match="no calibration"):
+    convert(
+      source,
+      tmp_path / "out",
+      format="bf16",
+      calibrator=Calibrator(tokens),
+    )
