@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import jax.numpy as jnp
 import numpy as np
 from absl import logging
 from jaxtyping import Float, Int
@@ -138,31 +137,9 @@ class Calibrator:
       " rounded to nearest",
       ", ".join(names),
     )
-    return round_to_nearest(weights, self._options)
-
-
-def round_to_nearest(
-  weights: Sequence[Float[np.ndarray, "_ K"]],
-  options: gptq.GptqOptions,
-) -> list[formats.QTensor]:
-  """Rounds matrices that share an input, with one mask for all of them."""
-  mask = None
-  if options.refined:
-    gains = [
-      formats.refinement_gain(
-        w, format=options.format, decoding=options.decoding
-      )
-      for w in weights
-    ]
-    gain = np.sum(gains, axis=0)
-    budget = formats.refinement_budget(weights[0].shape[1], options.rho)
-    mask = formats.select_refinement_mask(gain, budget)
-  return [
-    formats.quantize_weight(
-      jnp.asarray(w, jnp.float32),
-      format=options.format,
-      decoding=options.decoding,
-      refinement_mask=mask,
+    return formats.quantize_weights(
+      weights,
+      format=self._options.format,
+      rho=self._options.rho,
+      decoding=self._options.decoding,
     )
-    for w in weights
-  ]

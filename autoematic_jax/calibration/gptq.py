@@ -17,12 +17,9 @@ from jaxtyping import Array, Float, Int
 
 from autoematic_jax import formats
 from autoematic_jax.calibration.hessian import Factor
-from autoematic_jax.formats.quantize import MAX_REFINED_PER_GROUP
 
 SCALE_TARGETS = (1.0, 4 / 6, 4.5 / 6, 5 / 6, 5.5 / 6, 6.5 / 6, 7 / 6)
 """What a group's largest magnitude may be mapped to, 1 first."""
-
-_SMALLEST_SCALE = 2.0**-4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,12 +45,7 @@ class GptqOptions:
   @property
   def refined(self) -> bool:
     """Whether the format has offsets."""
-    return self.format in ("autofp6", "autofp8")
-
-  @property
-  def largest(self) -> float:
-    """Largest element of the format."""
-    return 7.5 if self.format == "fp6g" else 6.0
+    return self.format in formats.REFINED_FORMATS
 
 
 def quantize_jointly(
@@ -75,9 +67,8 @@ def quantize_jointly(
   columns = weights[0].shape[1]
   counts = _refined_per_group(weights, factor, options)
   stacked = jnp.concatenate([jnp.asarray(w, jnp.float32) for w in weights])
-  scales = [
-    formats.tensor_scale(jnp.asarray(w), options.largest) for w in weights
-  ]
+  largest = formats.largest_element(options.format)
+  scales = [formats.tensor_scale(jnp.asarray(w), largest) for w in weights]
   rows = [w.shape[0] for w in weights]
   tensor_scale = jnp.concatenate(
     [jnp.full((n, 1), s) for n, s in zip(rows, scales, strict=True)]
@@ -114,21 +105,15 @@ def quantize_jointly(
 
 def _refined_per_group(weights, factor, options) -> Int[np.ndarray, "G"]:
   """Step 1: how many subgroups of each group are refined."""
-  columns = weights[0].shape[1]
-  if not options.refined:
-    return np.zeros(-(-columns // formats.GROUP), np.int32)
-  gains = [
-    formats.refinement_gain(
-      w,
-      format=options.format,
-      decoding=options.decoding,
-      importance=factor.diagonal,
-    )
-    for w in weights
-  ]
-  gain = np.sum(gains, axis=0)
-  budget = formats.refinement_budget(columns, options.rho)
-  mask = formats.select_refinement_mask(gain, budget)
+  mask = formats.shared_refinement_mask(
+    weights,
+    format=options.format,
+    rho=options.rho,
+    decoding=options.decoding,
+    importance=factor.diagonal,
+  )
+  if mask is None:
+    return np.zeros(-(-weights[0].shape[1] // formats.GROUP), np.int32)
   return mask.reshape(-1, formats.SUBGROUPS_PER_GROUP).sum(1)
 
 
@@ -139,7 +124,7 @@ _SETS = np.array(
     for flags in itertools.product(
       (False, True), repeat=formats.SUBGROUPS_PER_GROUP
     )
-    if sum(flags) <= MAX_REFINED_PER_GROUP
+    if sum(flags) <= formats.MAX_REFINED_PER_GROUP
   ]
 )
 
@@ -178,31 +163,20 @@ def _run(w, tensor_scale, upper, inverses, counts, *, options):
   return values, scale.T, d.swapaxes(0, 1).reshape(rows, width), mask
 
 
-def _round(scaled, options):
-  if options.format == "fp6g":
-    return formats.round_e2m3(scaled)
-  return formats.round_e2m1(scaled)
-
-
-def _offset(scaled, values, options):
-  """Offset of each element, and what it adds at the highest level."""
-  if options.format == "autofp8":
-    d = formats.offset8(scaled, values, options.decoding)
-    return d, formats.offset8_delta(d, values, options.decoding)
-  d = formats.offset(scaled, values, options.decoding)
-  return d, formats.offset_delta(d, values, options.decoding)
-
-
 def _choose_scale(block, tensor_scale, u, options) -> Float[Array, "N 1"]:
   """The candidate scale of each row with the least weighted error."""
   weight = 1.0 / jnp.square(jnp.diagonal(u))
 
+  largest = formats.largest_element(options.format)
+
   def candidate(target):
     scale = formats.group_scale(
-      block, tensor_scale, options.largest * target, _SMALLEST_SCALE
+      block, tensor_scale, largest * target, formats.SMALLEST_WEIGHT_SCALE
     )
     scaled = formats.exact_divide(block, scale * tensor_scale)
-    error = jnp.square(scaled - _round(scaled, options)) * jnp.square(scale)
+    error = jnp.square(
+      scaled - formats.round_element(scaled, options.format)
+    ) * jnp.square(scale)
     return jnp.sum(error * weight, axis=1), scale[:, 0]
 
   targets = jnp.asarray(options.scale_targets, jnp.float32)
@@ -214,11 +188,13 @@ def _choose_scale(block, tensor_scale, u, options) -> Float[Array, "N 1"]:
 def _choose_mask(block, unit, inverse, count, options):
   """The set of `count` subgroups that leaves the least error, for all rows."""
   scaled = formats.exact_divide(block, unit)
-  values = _round(scaled, options)
+  values = formats.round_element(scaled, options.format)
   sets = jnp.asarray(_SETS)
   if not options.refined:
     return jnp.zeros(sets.shape[1], bool)
-  _, delta = _offset(scaled, values, options)
+  _, delta = formats.refine_element(
+    scaled, values, options.format, options.decoding
+  )
   base = (scaled - values) * unit
   refined = (scaled - values - delta) * unit
 
@@ -239,10 +215,12 @@ def _quantize_columns(block, unit, u, mask, options):
   def column(block, k):
     given = lax.dynamic_index_in_dim(block, k, 1)
     scaled = formats.exact_divide(given, unit)
-    value = _round(scaled, options)
+    value = formats.round_element(scaled, options.format)
     d, delta = jnp.zeros(value.shape, jnp.int8), jnp.zeros_like(value)
     if options.refined:
-      d, delta = _offset(scaled, value, options)
+      d, delta = formats.refine_element(
+        scaled, value, options.format, options.decoding
+      )
       d = jnp.where(columns[k], d, 0).astype(jnp.int8)
       delta = jnp.where(columns[k], delta, 0.0)
     error = (given - (value + delta) * unit) / u[k, k]

@@ -183,40 +183,19 @@ class Writer:
         name: self._read(name).astype(options.dense, copy=False)
         for name in names
       }
-    weights = {n: jnp.asarray(self._read(n), jnp.float32) for n in names}
-    mask = self._shared_mask(list(weights.values()))
-    return {
-      name: formats.quantize_weight(
-        weight,
-        format=cast(formats.Format, options.format),
-        rho=options.rho,
-        decoding=options.decoding,
-        refinement_mask=mask,
-      )
-      for name, weight in weights.items()
-    }
+    weights = [jnp.asarray(self._read(name), jnp.float32) for name in names]
+    tensors = formats.quantize_weights(
+      weights,
+      format=cast(formats.Format, options.format),
+      rho=options.rho,
+      decoding=options.decoding,
+    )
+    return dict(zip(names, tensors, strict=True))
 
   def _read(self, name):
     values = self._source.read(name)
     formats.check_finite(name, values)
     return values
-
-  def _shared_mask(self, weights):
-    """Subgroups to refine in all of several matrices with one input."""
-    options = self._options
-    if options.format not in ("autofp6", "autofp8"):
-      return None
-    gains = [
-      formats.refinement_gain(
-        weight,
-        format=cast(formats.Format, options.format),
-        decoding=options.decoding,
-      )
-      for weight in weights
-    ]
-    gain = np.sum([np.asarray(g, np.float64) for g in gains], axis=0)
-    budget = formats.refinement_budget(weights[0].shape[1], options.rho)
-    return formats.select_refinement_mask(gain, budget)
 
   def _metadata(self, sizes) -> dict[str, Any]:
     options = self._options

@@ -30,6 +30,18 @@ def add_compilation_cache(parser: argparse.ArgumentParser) -> None:
   )
 
 
+def read_text(option: str, file: str) -> str:
+  """Text of a file that an option names.
+
+  Raises:
+    AutoematicError: The file cannot be read or is not UTF-8.
+  """
+  try:
+    return Path(file).read_text(encoding="utf-8")
+  except (OSError, UnicodeDecodeError) as error:
+    raise AutoematicError(f"{option} {file}: {error}") from error
+
+
 def read_policy(file: str | None, stored: PolicyConfig) -> PolicyConfig:
   """The stored policy with the fields that a JSON file overrides.
 

@@ -16,7 +16,7 @@ from autoematic_jax.checkpoints import convert
 from autoematic_jax.checkpoints import layout
 from autoematic_jax.checkpoints import load_checkpoint
 from autoematic_jax.checkpoints.source import open_source
-from autoematic_jax.errors import AutoematicError
+from autoematic_jax.cli import arguments
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.evaluation import environment
 from autoematic_jax.tokenizer import Tokenizer
@@ -123,10 +123,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 def _calibrator(args: argparse.Namespace) -> Calibrator | None:
   if args.calibrate is None:
     return None
-  try:
-    text = Path(args.calibrate).read_text(encoding="utf-8")
-  except (OSError, UnicodeDecodeError) as error:
-    raise AutoematicError(f"--calibrate {args.calibrate}: {error}") from error
+  text = arguments.read_text("--calibrate", args.calibrate)
   with tempfile.TemporaryDirectory() as folder:
     for name, content in open_source(args.source).tokenizer_files().items():
       (Path(folder) / name).write_bytes(content)

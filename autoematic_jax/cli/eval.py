@@ -1,7 +1,6 @@
 """`autoematic eval`: accuracy of a checkpoint, by precision."""
 
 import argparse
-from pathlib import Path
 
 import autoematic_jax
 from autoematic_jax.cli import arguments
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
   """Measures, prints a table, writes JSON; returns the exit code."""
   if args.windows < 1:
     raise AutoematicError(f"--windows {args.windows} must be >= 1")
-  text = _read(args.text)
+  text = arguments.read_text("--text", args.text)
   enable_compilation_cache(args.compilation_cache)
   model = autoematic_jax.load(args.checkpoint)
   model = model.with_policy(arguments.read_policy(args.policy, model.policy))
@@ -79,13 +78,6 @@ def run(args: argparse.Namespace) -> int:
   if args.json:
     reports.write(args.json, rows, **subject)
   return 0
-
-
-def _read(path):
-  try:
-    return Path(path).read_text(encoding="utf-8")
-  except (OSError, UnicodeDecodeError) as error:
-    raise AutoematicError(f"--text {path}: {error}") from error
 
 
 def _reference(args) -> LanguageModel:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 
@@ -102,10 +101,7 @@ def run(args: argparse.Namespace) -> int:
 def _prompts(args):
   texts = list(args.prompt or [])
   if args.prompt_file:
-    try:
-      texts.append(Path(args.prompt_file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-      raise PromptError(f"--prompt-file {args.prompt_file}: {error}") from error
+    texts.append(arguments.read_text("--prompt-file", args.prompt_file))
   if not texts:
     raise PromptError("give --prompt or --prompt-file")
   for text in texts:

@@ -1,6 +1,7 @@
 """Perplexity, and distance to full precision, of one text."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -77,8 +78,8 @@ def measure(
     model: The checkpoint that is judged.
     reference: The unquantized model.
     windows: From `text_windows`.
-    precisions: Names as `parse_precision` takes them; `fp32` and `bf16` run
-      the reference.
+    precisions: Names as `parse_precision` takes them; `fp32` runs the
+      reference.
     options: Windows and mode.
     journal: Remembers finished windows.
 
@@ -102,25 +103,27 @@ def _window(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
   """Records of one window at every precision."""
   tokens = jnp.asarray(tokens)
-  reference_hidden = None
+
+  @functools.cache
+  def run(name, mode):
+    """Who runs a precision, its hidden states and bits; each pass once."""
+    judged = reference if name in DENSE_DTYPES else model
+    forced = forced_levels(judged, parse_precision(name))
+    return judged, *teacher_forcing.hidden_states(judged, tokens, forced, mode)
+
   for name in precisions:
     record = journal.find(name, index)
     if record is None:
-      if reference_hidden is None:
-        reference_hidden, _ = teacher_forcing.hidden_states(
-          reference, tokens, forced_levels(reference, None), "prefill"
-        )
       record = _score_window(
-        model, reference, reference_hidden, tokens, name, options.mode
+        tokens, run(name, options.mode), run("fp32", "prefill")
       )
       journal.add(name, index, record)
     yield name, record
 
 
-def _score_window(model, reference, reference_hidden, tokens, name, mode):
-  judged = reference if name in DENSE_DTYPES else model
-  forced = forced_levels(judged, parse_precision(name))
-  hidden, bits = teacher_forcing.hidden_states(judged, tokens, forced, mode)
+def _score_window(tokens, judged_run, reference_run):
+  judged, hidden, bits = judged_run
+  reference, reference_hidden, _ = reference_run
   scores = text_scores.score(
     judged.decoder, hidden, reference.decoder, reference_hidden, tokens
   )

@@ -36,6 +36,7 @@ from autoematic_jax.formats.packing import unpack_nibbles
 from autoematic_jax.formats.packing import unpack_pairs
 from autoematic_jax.formats.packing import unpack_sextets
 from autoematic_jax.formats.qtensor import LEVELS
+from autoematic_jax.formats.qtensor import REFINED_FORMATS
 from autoematic_jax.formats.qtensor import Format
 from autoematic_jax.formats.qtensor import QTensor
 from autoematic_jax.formats.qtensor import decode_base
@@ -44,11 +45,18 @@ from autoematic_jax.formats.qtensor import dequantize
 from autoematic_jax.formats.qtensor import mask_bits
 from autoematic_jax.formats.qtensor import refined_columns
 from autoematic_jax.formats.qtensor import validate_qtensor
+from autoematic_jax.formats.quantize import MAX_REFINED_PER_GROUP
 from autoematic_jax.formats.quantize import check_finite
+from autoematic_jax.formats.quantize import largest_element
 from autoematic_jax.formats.quantize import quantize_weight
+from autoematic_jax.formats.quantize import quantize_weights
+from autoematic_jax.formats.quantize import refine_element
 from autoematic_jax.formats.quantize import refinement_budget
 from autoematic_jax.formats.quantize import refinement_gain
+from autoematic_jax.formats.quantize import round_element
 from autoematic_jax.formats.quantize import select_refinement_mask
+from autoematic_jax.formats.quantize import shared_refinement_mask
+from autoematic_jax.formats.scaling import SMALLEST_WEIGHT_SCALE
 from autoematic_jax.formats.scaling import group_scale
 from autoematic_jax.formats.scaling import row_tensor_scale
 from autoematic_jax.formats.scaling import tensor_scale
@@ -57,6 +65,9 @@ __all__ = [
   "AUTOFP2_SCALE",
   "GROUP",
   "LEVELS",
+  "MAX_REFINED_PER_GROUP",
+  "REFINED_FORMATS",
+  "SMALLEST_WEIGHT_SCALE",
   "SUBGROUP",
   "SUBGROUPS_PER_GROUP",
   "Decoding",
@@ -76,6 +87,7 @@ __all__ = [
   "encode_e4m3",
   "exact_divide",
   "group_scale",
+  "largest_element",
   "mask_bits",
   "offset",
   "offset8",
@@ -87,14 +99,18 @@ __all__ = [
   "pack_pairs",
   "pack_sextets",
   "quantize_weight",
+  "quantize_weights",
+  "refine_element",
   "refined_columns",
   "refinement_budget",
   "refinement_gain",
   "round_e2m1",
   "round_e2m3",
   "round_e4m3",
+  "round_element",
   "row_tensor_scale",
   "select_refinement_mask",
+  "shared_refinement_mask",
   "split_offset8",
   "tensor_scale",
   "unpack_mask",

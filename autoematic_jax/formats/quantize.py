@@ -1,11 +1,12 @@
 """Quantizing weights: scales, codes, which subgroups to refine, offsets."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int8
 
 from autoematic_jax.errors import NonFiniteError
 from autoematic_jax.errors import QTensorError
@@ -73,9 +74,8 @@ def quantize_weight(
     mask = offsets = None
   else:
     if refinement_mask is None:
-      refinement_mask = select_refinement_mask(
-        refinement_gain(w, format=format, decoding=decoding),
-        refinement_budget(columns, rho),
+      refinement_mask = shared_refinement_mask(
+        [w], format=format, rho=rho, decoding=decoding
       )
     marked = np.asarray(refinement_mask, bool)
     subgroups = padded(columns) // packing.SUBGROUP
@@ -101,6 +101,60 @@ def quantize_weight(
   )
 
 
+def quantize_weights(
+  weights: Sequence[Float[Array | np.ndarray, "_ K"]],
+  *,
+  format: Format,
+  rho: float = 0.2,
+  decoding: autofp.Decoding = "exponent",
+) -> list[QTensor]:
+  """`quantize_weight` of matrices that read one input, and so share a mask."""
+  mask = shared_refinement_mask(
+    weights, format=format, rho=rho, decoding=decoding
+  )
+  return [
+    quantize_weight(
+      w, format=format, rho=rho, decoding=decoding, refinement_mask=mask
+    )
+    for w in weights
+  ]
+
+
+def largest_element(format: Format) -> float:
+  """Largest value of an element before scaling."""
+  return 7.5 if format == "fp6g" else 6.0
+
+
+def round_element(
+  scaled: Float[Array, "*S"], format: Format
+) -> Float[Array, "*S"]:
+  """Nearest element value of a format's base."""
+  if format == "fp6g":
+    return elements.round_e2m3(scaled)
+  return elements.round_e2m1(scaled)
+
+
+def refine_element(
+  scaled: Float[Array, "*S"],
+  base: Float[Array, "*S"],
+  format: Format,
+  decoding: autofp.Decoding,
+) -> tuple[Int8[Array, "*S"], Float[Array, "*S"]]:
+  """Offset of each element, and what it adds at the highest level.
+
+  Args:
+    scaled: Elements divided by their scale.
+    base: Their E2M1 base.
+    format: `autofp6` or `autofp8`.
+    decoding: Step of the offsets.
+  """
+  if format == "autofp6":
+    d = autofp.offset(scaled, base, decoding)
+    return d, autofp.offset_delta(d, base, decoding)
+  d = autofp.offset8(scaled, base, decoding)
+  return d, autofp.offset8_delta(d, base, decoding)
+
+
 def _check_options(format, decoding):
   if format not in LEVELS:
     raise QTensorError(f"format {format!r} is not one of {sorted(LEVELS)}")
@@ -120,18 +174,12 @@ def _quantize(w, refined, *, format, decoding):
   """Codes, scales and, for the refined columns, packed offsets."""
   scaled, tensor_scale, group_scale = _scaled(w, format)
   stored_scale = elements.encode_e4m3(group_scale)
-  if format == "fp6g":
-    codes = pack_codes(elements.round_e2m3(scaled), format)
-    return codes, stored_scale, tensor_scale, None
-  base = elements.round_e2m1(scaled)
+  base = round_element(scaled, format)
   codes = pack_codes(base, format)
   if refined is None:
     return codes, stored_scale, tensor_scale, None
   scaled, base = scaled[:, refined], base[:, refined]
-  if format == "autofp6":
-    d = autofp.offset(scaled, base, decoding)
-  else:
-    d = autofp.offset8(scaled, base, decoding)
+  d, _ = refine_element(scaled, base, format, decoding)
   return codes, stored_scale, tensor_scale, pack_offsets(d, format)
 
 
@@ -139,7 +187,7 @@ def _scaled(w, format):
   """Padded elements divided by their scale, and the scales."""
   columns = w.shape[1]
   w = jnp.pad(w.astype(jnp.float32), ((0, 0), (0, padded(columns) - columns)))
-  largest = 7.5 if format == "fp6g" else 6.0
+  largest = largest_element(format)
   tensor_scale = scaling.tensor_scale(w, largest)
   group_scale = scaling.group_scale(
     w, tensor_scale, largest, scaling.SMALLEST_WEIGHT_SCALE
@@ -193,17 +241,42 @@ def _gain(w, *, format, decoding):
   """Gain of each column in units of the squared tensor scale, and that."""
   scaled, tensor_scale, group_scale = _scaled(w, format)
   base = elements.round_e2m1(scaled)
-  if format == "autofp6":
-    d = autofp.offset(scaled, base, decoding)
-    delta = autofp.offset_delta(d, base, decoding)
-  else:
-    d = autofp.offset8(scaled, base, decoding)
-    delta = autofp.offset8_delta(d, base, decoding)
+  _, delta = refine_element(scaled, base, format, decoding)
   # error^2 - (error - delta)^2; as a difference of squares it would not be
   # exactly 0 where delta is.
   gain = delta * (2 * (scaled - base) - delta)
   scale = jnp.repeat(group_scale, packing.GROUP, axis=1)
   return jnp.sum(gain * jnp.square(scale), axis=0), tensor_scale
+
+
+def shared_refinement_mask(
+  weights: Sequence[Float[Array | np.ndarray, "_ K"]],
+  *,
+  format: Format,
+  rho: float,
+  decoding: autofp.Decoding,
+  importance: Float[np.ndarray, "K"] | None = None,
+) -> Bool[np.ndarray, "S"] | None:
+  """Subgroups to refine in all of several matrices with one input.
+
+  Args:
+    weights: Matrices of one width.
+    format: Their format.
+    rho: Share of the subgroups to refine.
+    decoding: Step of the offsets.
+    importance: See `refinement_gain`.
+
+  Returns:
+    `[Kp / 4]` flags; None for a format without refinement.
+  """
+  if format not in REFINED_FORMATS:
+    return None
+  gains = [
+    refinement_gain(w, format=format, decoding=decoding, importance=importance)
+    for w in weights
+  ]
+  budget = refinement_budget(weights[0].shape[1], rho)
+  return select_refinement_mask(np.sum(gains, axis=0), budget)
 
 
 def refinement_budget(columns: int, rho: float) -> int:
