@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from autoematic_jax import formats
+from autoematic_jax.arithmetic import exact_divide
 
 Planes = dict[str, Array]
 
@@ -73,7 +74,7 @@ def _group_scale(x, max_element):
 
 
 def _divide(x, scale):
-  return formats.exact_divide(x, jnp.repeat(scale, formats.GROUP, axis=-1))
+  return exact_divide(x, jnp.repeat(scale, formats.GROUP, axis=-1))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from autoematic_jax.arithmetic import exact_divide
+from autoematic_jax.arithmetic import softmax
 from autoematic_jax.errors import PromptError
 
 
@@ -80,7 +82,7 @@ def sample(
   if greedy:
     return best
   temperature = jnp.maximum(sampling.temperature, 1e-6)[:, None]
-  filtered = _filter(logits / temperature, sampling)
+  filtered = _filter(exact_divide(logits, temperature), sampling)
   drawn = [
     jax.random.categorical(
       jax.random.fold_in(jax.random.key(sampling.seed[i]), positions[i]),
@@ -100,7 +102,7 @@ def _filter(logits, sampling):
   k = jnp.minimum(k, vocab)
   kth = jnp.take_along_axis(ordered, (k - 1)[:, None], axis=-1)
   ordered = jnp.where(ordered >= kth, ordered, -jnp.inf)
-  probabilities = jax.nn.softmax(ordered, axis=-1)
+  probabilities = softmax(ordered)
   before = jnp.cumsum(probabilities, axis=-1) - probabilities
   kept = jnp.sum(before < sampling.top_p[:, None], axis=-1)
   last = jnp.take_along_axis(ordered, (kept - 1)[:, None], axis=-1)

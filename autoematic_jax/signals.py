@@ -4,7 +4,11 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
+
+from autoematic_jax.arithmetic import ordered_sum
+from autoematic_jax.arithmetic import softmax
 
 Reduction = Literal["frobenius", "token_mean"]
 
@@ -32,14 +36,14 @@ def layer_update_activity(
     `||after - before|| / (||before|| + epsilon)`.
   """
   before = before.astype(jnp.float32)
-  change = jnp.sum(jnp.square(after.astype(jnp.float32) - before), axis=-1)
-  size = jnp.sum(jnp.square(before), axis=-1)
+  change = ordered_sum(jnp.square(after.astype(jnp.float32) - before))
+  size = ordered_sum(jnp.square(before))
   if reduction == "token_mean":
     ratio = jnp.sqrt(change) / (jnp.sqrt(size) + epsilon)
     count = jnp.maximum(jnp.sum(token_mask, axis=1), 1)
-    return jnp.sum(jnp.where(token_mask, ratio, 0.0), axis=1) / count
-  change = jnp.sum(jnp.where(token_mask, change, 0.0), axis=1)
-  size = jnp.sum(jnp.where(token_mask, size, 0.0), axis=1)
+    return ordered_sum(jnp.where(token_mask, ratio, 0.0)) / count
+  change = ordered_sum(jnp.where(token_mask, change, 0.0))
+  size = ordered_sum(jnp.where(token_mask, size, 0.0))
   return jnp.sqrt(change) / (jnp.sqrt(size) + epsilon)
 
 
@@ -57,8 +61,8 @@ def topk_entropy(logits: Float[Array, "B V"], k: int) -> Float[Array, "B"]:
   if k == 1:
     return jnp.zeros(logits.shape[:-1], jnp.float32)
   top, _ = jax.lax.top_k(logits.astype(jnp.float32), k)
-  log_p = jax.nn.log_softmax(top, axis=-1)
-  p = jnp.exp(log_p)
-  terms = jnp.where(p == 0, 0.0, p * log_p)
-  entropy = -jnp.sum(terms, axis=-1) / jnp.log(k)
+  p = softmax(top)
+  # log(p) would be -inf where p underflows; there p * log(p) is 0.
+  terms = jnp.where(p == 0, 0.0, p * jnp.log(p))
+  entropy = -ordered_sum(terms) / np.log(k)
   return jnp.clip(entropy, 0.0, 1.0)

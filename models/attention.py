@@ -10,6 +10,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from autoematic_jax.arithmetic import exact_divide
+from autoematic_jax.arithmetic import ordered_max
+from autoematic_jax.arithmetic import ordered_sum
 from autoematic_jax.kv_cache import BLOCK
 
 _QUERY_BLOCK = 64
@@ -37,7 +40,7 @@ def attend(
   grouped = queries.reshape(batch, tokens, kv_heads, heads // kv_heads, dim)
   # Heads that share a key become rows of one dot.
   grouped = grouped.transpose(0, 2, 1, 3, 4) * dim**-0.5
-  if tokens <= _QUERY_BLOCK:
+  if tokens == 1:
     out = _attend_block(grouped, keys, values, positions)
   else:
     out = _attend_blocks(grouped, keys, values, positions)
@@ -45,7 +48,11 @@ def attend(
 
 
 def _attend_blocks(grouped, keys, values, positions):
-  """Query blocks one after the other, so that scores stay small."""
+  """Query blocks one after the other.
+
+  Of one size, so that a query's bits do not change with how many there are,
+  and small, so that scores are.
+  """
   batch, kv_heads, tokens, group, dim = grouped.shape
   blocks = -(-tokens // _QUERY_BLOCK)
   pad = blocks * _QUERY_BLOCK - tokens
@@ -71,7 +78,7 @@ def _attend_block(grouped, keys, values, positions):
   visible = jnp.arange(length)[None, None] <= positions[..., None]
   visible = jnp.repeat(visible, group, axis=1)[:, None]
   scores = jnp.where(visible, scores, -jnp.inf)
-  weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+  weights = jnp.exp(scores - ordered_max(scores)[..., None])
   blocks = length // BLOCK
   weights = weights.reshape(batch, kv_heads, tokens * group, blocks, BLOCK)
   partial = jnp.einsum(
@@ -79,9 +86,9 @@ def _attend_block(grouped, keys, values, positions):
     weights,
     values.reshape(batch, kv_heads, blocks, BLOCK, dim),
   )
-  total = jnp.moveaxis(weights.sum(-1), -1, 0)
+  total = jnp.moveaxis(ordered_sum(weights), -1, 0)
   out, norm = _sum_blocks(partial), _sum_blocks(total)
-  out = out / norm[..., None]
+  out = exact_divide(out, norm[..., None])
   return out.reshape(batch, kv_heads, tokens, group, dim)
 
 

@@ -10,6 +10,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from autoematic_jax.arithmetic import ordered_sum
 from autoematic_jax.models import bfloat16
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
@@ -195,7 +196,7 @@ class RMSNorm(nnx.Module):
   def __call__(
     self, x: Float[Array, "*B D"], layer: Int[Array, ""] | None = None
   ) -> Float[Array, "*B D"]:
-    mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    mean_square = ordered_sum(jnp.square(x))[..., None] * (1 / x.shape[-1])
     scale = self.scale.get_value()
     scale = scale if layer is None else at_layer(scale, layer)
     return x * lax.rsqrt(mean_square + self.epsilon) * scale

@@ -16,6 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from autoematic_jax import formats
+from autoematic_jax.arithmetic import exact_divide
 from autoematic_jax.calibration.hessian import Factor
 
 SCALE_TARGETS = (1.0, 4 / 6, 4.5 / 6, 5 / 6, 5.5 / 6, 6.5 / 6, 7 / 6)
@@ -173,7 +174,7 @@ def _choose_scale(block, tensor_scale, u, options) -> Float[Array, "N 1"]:
     scale = formats.group_scale(
       block, tensor_scale, largest * target, formats.SMALLEST_WEIGHT_SCALE
     )
-    scaled = formats.exact_divide(block, scale * tensor_scale)
+    scaled = exact_divide(block, scale * tensor_scale)
     error = jnp.square(
       scaled - formats.round_element(scaled, options.format)
     ) * jnp.square(scale)
@@ -187,7 +188,7 @@ def _choose_scale(block, tensor_scale, u, options) -> Float[Array, "N 1"]:
 
 def _choose_mask(block, unit, inverse, count, options):
   """The set of `count` subgroups that leaves the least error, for all rows."""
-  scaled = formats.exact_divide(block, unit)
+  scaled = exact_divide(block, unit)
   values = formats.round_element(scaled, options.format)
   sets = jnp.asarray(_SETS)
   if not options.refined:
@@ -214,7 +215,7 @@ def _quantize_columns(block, unit, u, mask, options):
 
   def column(block, k):
     given = lax.dynamic_index_in_dim(block, k, 1)
-    scaled = formats.exact_divide(given, unit)
+    scaled = exact_divide(given, unit)
     value = formats.round_element(scaled, options.format)
     d, delta = jnp.zeros(value.shape, jnp.int8), jnp.zeros_like(value)
     if options.refined:

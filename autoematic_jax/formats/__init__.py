@@ -20,7 +20,6 @@ from autoematic_jax.formats.elements import decode_e4m3
 from autoematic_jax.formats.elements import encode_e2m1
 from autoematic_jax.formats.elements import encode_e2m3
 from autoematic_jax.formats.elements import encode_e4m3
-from autoematic_jax.formats.elements import exact_divide
 from autoematic_jax.formats.elements import round_e2m1
 from autoematic_jax.formats.elements import round_e2m3
 from autoematic_jax.formats.elements import round_e4m3
@@ -85,7 +84,6 @@ __all__ = [
   "encode_e2m1",
   "encode_e2m3",
   "encode_e4m3",
-  "exact_divide",
   "group_scale",
   "largest_element",
   "mask_bits",

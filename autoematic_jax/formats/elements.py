@@ -11,19 +11,6 @@ from jaxtyping import Array, Float, UInt8
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-def exact_divide(
-  x: Float[Array, "*S"], divisor: Float[Array, "..."]
-) -> Float[Array, "*S"]:
-  """`x / divisor`, correctly rounded, the divisor broadcast to x.
-
-  XLA replaces a division by a broadcast value with a product by its rounded
-  reciprocal, which misses the last bit of a fifth of the quotients, and does so
-  for some shapes only. The barrier hides the broadcast.
-  """
-  divisor = jnp.broadcast_to(divisor, x.shape)
-  return x / lax.optimization_barrier(divisor)
-
-
 def _power_of_two(exponent):
   """`2**exponent` for int32 exponents in the normal range."""
   return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)

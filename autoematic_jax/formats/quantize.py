@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int8
 
+from autoematic_jax.arithmetic import exact_divide
 from autoematic_jax.errors import NonFiniteError
 from autoematic_jax.errors import QTensorError
 from autoematic_jax.formats import autofp
@@ -193,7 +194,7 @@ def _scaled(w, format):
     w, tensor_scale, largest, scaling.SMALLEST_WEIGHT_SCALE
   )
   scale = jnp.repeat(group_scale, packing.GROUP, axis=1) * tensor_scale
-  return elements.exact_divide(w, scale), tensor_scale, group_scale
+  return exact_divide(w, scale), tensor_scale, group_scale
 
 
 def refinement_gain(

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from autoematic_jax.formats.elements import exact_divide
+from autoematic_jax.arithmetic import exact_divide
 from autoematic_jax.formats.elements import round_e4m3
 from autoematic_jax.formats.packing import GROUP
 

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from autoematic_jax import formats
+from autoematic_jax.arithmetic import exact_divide
+from autoematic_jax.arithmetic import ordered_sum
 from autoematic_jax.errors import PrecisionError
 
 
@@ -104,7 +106,7 @@ def quantize_rows(
   tensor_scale = formats.row_tensor_scale(x, max_element)
   group_scale = formats.group_scale(x, tensor_scale, max_element)
   scale = jnp.repeat(group_scale, formats.GROUP, axis=1) * tensor_scale
-  scaled = formats.exact_divide(x, scale)
+  scaled = exact_divide(x, scale)
   round_element = (
     formats.round_e2m1 if element == "e2m1" else formats.round_e2m3
   )
@@ -129,8 +131,8 @@ def _refinement_mask(scaled, values, levels, weight_mask, config):
   """Subgroups whose relative squared error exceeds the threshold."""
   rows = scaled.shape[0]
   subgroups = (rows, -1, formats.SUBGROUP)
-  error = jnp.square(scaled - values).reshape(subgroups).sum(-1)
-  norm = jnp.square(scaled).reshape(subgroups).sum(-1)
+  error = ordered_sum(jnp.square(scaled - values).reshape(subgroups))
+  norm = ordered_sum(jnp.square(scaled).reshape(subgroups))
   mask = (error > config.threshold * norm) & (levels >= 6)[:, None]
   if weight_mask is not None:
     mask &= ~weight_mask[None]

@@ -10,7 +10,7 @@ PACKAGE = "autoematic_jax"
 MAPPED = ("models", "pallas_kernels", "serving")
 
 CACHE = {"kv_codecs", "kv_cache"}
-NUMERICS = {"formats", "pallas_kernels"}
+NUMERICS = {"arithmetic", "formats", "pallas_kernels"}
 CONTROL = {"policy", "signals"}
 GENERATION = {
   "generation",
@@ -42,20 +42,21 @@ TOOLS = {"accelerator", "cli", "evaluation"}
 # What each part may import, besides itself and `errors`. The package's own
 # name stands for its public functions, `load` and `generate`.
 MAY_IMPORT = {
+  "arithmetic": set(),
   "compilation_cache": set(),
   "errors": set(),
-  "formats": set(),
-  "pallas_kernels": {"formats"},
-  "signals": set(),
+  "formats": {"arithmetic"},
+  "pallas_kernels": {"arithmetic", "formats"},
+  "signals": {"arithmetic"},
   "policy": {"signals"},
   "calibration": NUMERICS | CONTROL | CACHE | {"models", "tokenizer"},
   "baselines": NUMERICS | CONTROL,
-  "kv_codecs": {"formats"},
+  "kv_codecs": {"arithmetic", "formats"},
   "kv_cache": {"formats", "kv_codecs"},
   "models": NUMERICS | CONTROL | CACHE,
   "checkpoints": NUMERICS | {"models", "policy", "tokenizer"},
   "tokenizer": set(),
-  "sampling": set(),
+  "sampling": {"arithmetic"},
   **dict.fromkeys(
     GENERATION - {"tokenizer", "sampling"},
     NUMERICS | CONTROL | CACHE | GENERATION | {"models", "checkpoints"},
