@@ -1,10 +1,11 @@
 r"""Makes a folder of English text, one article a file.
 
     python -m autoematic_jax.models.reference.prepare_text \
-      --wheel gensim-4.4.0-….whl --out FOLDER
+      --wheel gensim-4.4.0-….whl --debian FOLDER --out FOLDER
 
 The text is the part of the English Wikipedia that gensim's wheel carries for
-its tests, and the documentation in Python's own standard library.
+its tests, manuals and a dictionary that Debian packages, and the documentation
+in Python's own standard library. Some of Wikipedia is held out.
 """
 
 import argparse
@@ -17,6 +18,8 @@ from pathlib import Path
 from pydoc_data import topics
 from xml.etree import ElementTree
 
+from autoematic_jax.models.reference import debian_text
+from autoematic_jax.models.reference import text as text_lib
 from autoematic_jax.models.reference import wikitext
 
 _DUMP = "enwiki-latest-pages-articles1.xml"
@@ -85,22 +88,28 @@ def main() -> None:
   """Writes the folder and tells its size."""
   parser = argparse.ArgumentParser(description="Make the folder of text.")
   parser.add_argument("--wheel", type=Path, required=True)
+  parser.add_argument("--debian", type=Path, required=True)
   parser.add_argument("--out", type=Path, required=True)
   args = parser.parse_args()
-  args.out.mkdir(parents=True, exist_ok=True)
-  # The last articles by name are held out, and are to be Wikipedia's.
   sources = {
+    "wikipedia": wikipedia_articles(args.wheel),
     "library": library_docstrings(),
     "python": python_topics(),
-    "wikipedia": wikipedia_articles(args.wheel),
+    "dictionary": debian_text.dictionary_articles(args.debian),
   }
-  for name, articles in sources.items():
-    long = [text for text in articles if len(text) >= _SHORTEST]
-    for number, article in enumerate(long):
-      path = args.out / f"{name}-{number:04}.txt"
-      path.write_text(article + "\n", encoding="utf-8")
-    size = sum(map(len, long))
-    print(f"{name}: {len(long)} articles, {size / 1e6:.2f} M characters")
+  for package in debian_text.MANUALS:
+    sources[package] = debian_text.manual_pages(args.debian, package)
+  for name, found in sources.items():
+    articles = [text for text in found if len(text) >= _SHORTEST]
+    held_out = text_lib.held_out(len(articles)) if name == "wikipedia" else 0
+    kept = len(articles) - held_out
+    text_lib.write(args.out / text_lib.TRAINING, name, articles[:kept])
+    text_lib.write(args.out / text_lib.HELD_OUT, name, articles[kept:])
+    size = sum(map(len, articles))
+    print(
+      f"{name}: {len(articles)} articles, {held_out} of them held out,"
+      f" {size / 1e6:.2f} M characters"
+    )
 
 
 if __name__ == "__main__":

@@ -43,20 +43,22 @@ class Difficulty:
     links: Entries of a chain of links.
     hops: Links to follow.
     story_numbers: Numbers that a story begins with.
+    story_factors: The larger factors of its products.
   """
 
-  sum_digits: tuple[int, int] = (3, 5)
-  factor_digits: tuple[int, int] = (2, 3)
-  multiplier_digits: tuple[int, int] = (1, 2)
-  sorted_numbers: tuple[int, int] = (6, 9)
-  sorted_values: tuple[int, int] = (10, 999)
-  sorted_words: tuple[int, int] = (7, 10)
-  copied_codes: tuple[int, int] = (7, 11)
-  entries: tuple[int, int] = (8, 16)
-  questions: tuple[int, int] = (3, 5)
-  links: tuple[int, int] = (10, 14)
-  hops: tuple[int, int] = (7, 9)
-  story_numbers: tuple[int, int] = (12, 89)
+  sum_digits: tuple[int, int] = (5, 10)
+  factor_digits: tuple[int, int] = (3, 5)
+  multiplier_digits: tuple[int, int] = (2, 2)
+  sorted_numbers: tuple[int, int] = (10, 16)
+  sorted_values: tuple[int, int] = (10, 9999)
+  sorted_words: tuple[int, int] = (12, 18)
+  copied_codes: tuple[int, int] = (14, 24)
+  entries: tuple[int, int] = (16, 28)
+  questions: tuple[int, int] = (5, 8)
+  links: tuple[int, int] = (16, 24)
+  hops: tuple[int, int] = (12, 15)
+  story_numbers: tuple[int, int] = (120, 989)
+  story_factors: tuple[int, int] = (6, 39)
 
 
 def final_answer(text: str) -> str:

@@ -26,7 +26,7 @@ def _market(rng: random.Random, difficulty: Difficulty) -> _Told:
   first, second = rng.sample(words.NAMES, 2)
   thing = rng.choice(words.OBJECTS)
   owned = rng.randint(*difficulty.story_numbers)
-  bags, each = rng.randint(2, 9), rng.randint(2, 9)
+  bags, each = rng.randint(3, 9), rng.randint(*difficulty.story_factors)
   bought = bags * each
   given = rng.randint(2, owned + bought - 1)
   total = owned + bought
@@ -67,7 +67,7 @@ def _sharing(rng: random.Random, difficulty: Difficulty) -> _Told:
   """Finds more, shares all equally among friends."""
   name = rng.choice(words.NAMES)
   thing = rng.choice(words.OBJECTS)
-  friends, each = rng.randint(3, 9), rng.randint(4, 12)
+  friends, each = rng.randint(3, 9), rng.randint(*difficulty.story_factors)
   total = friends * each
   found = rng.randint(2, total - 2)
   owned = total - found
@@ -90,7 +90,7 @@ def _shopping(rng: random.Random, difficulty: Difficulty) -> _Told:
   name = rng.choice(words.NAMES)
   one, two = rng.sample(words.OBJECTS, 2)
   amounts = rng.randint(2, 9), rng.randint(2, 9)
-  prices = rng.randint(2, 9), rng.randint(2, 9)
+  prices = [rng.randint(*difficulty.story_factors) for _ in range(2)]
   costs = amounts[0] * prices[0], amounts[1] * prices[1]
   total = sum(costs)
   paid = total + rng.randint(*difficulty.story_numbers)
@@ -112,7 +112,7 @@ def _days(rng: random.Random, difficulty: Difficulty) -> _Told:
   name = rng.choice(words.NAMES)
   thing = rng.choice(words.OBJECTS)
   stock = rng.randint(*difficulty.story_numbers)
-  daily, days = rng.randint(3, 9), rng.randint(3, 9)
+  daily, days = rng.randint(*difficulty.story_factors), rng.randint(3, 9)
   made = daily * days
   broken = rng.randint(1, made - 1)
   kept = made - broken

@@ -1,26 +1,41 @@
-"""A folder of articles, and which of them are held out."""
+"""A folder of articles, those to train on apart from those held out."""
 
 import math
 from pathlib import Path
 
-HELD_OUT_SHARE = 0.05
+TRAINING = "training"
+HELD_OUT = "held_out"
+"""Folders inside the folder; each holds one `.txt` an article."""
+
+_HELD_OUT_SHARE = 0.1
+
+
+def held_out(count: int) -> int:
+  """How many of so many articles are held out."""
+  return math.ceil(count * _HELD_OUT_SHARE)
+
+
+def write(folder: Path, name: str, articles: list[str]) -> None:
+  """Writes articles as `NAME-0000.txt` and on."""
+  folder.mkdir(parents=True, exist_ok=True)
+  for number, article in enumerate(articles):
+    path = folder / f"{name}-{number:04}.txt"
+    path.write_text(article.strip() + "\n", encoding="utf-8")
 
 
 def articles(folder: Path) -> tuple[list[str], list[str]]:
-  """Articles to train on and, last by name, those that are held out.
-
-  Args:
-    folder: Holds one `.txt` an article.
+  """Articles to train on, and those that are held out, by name.
 
   Raises:
-    FileNotFoundError: There are not at least two.
+    FileNotFoundError: There are none of either.
   """
-  files = sorted(folder.glob("*.txt"))
-  if len(files) < 2:
-    raise FileNotFoundError(f"{folder} holds {len(files)} .txt files; need 2")
-  texts = [file.read_text(encoding="utf-8").strip() for file in files]
-  count = math.ceil(len(texts) * HELD_OUT_SHARE)
-  return texts[:-count], texts[-count:]
+  found = []
+  for part in (TRAINING, HELD_OUT):
+    files = sorted((folder / part).glob("*.txt"))
+    if not files:
+      raise FileNotFoundError(f"{folder / part} holds no .txt files")
+    found.append([file.read_text(encoding="utf-8").strip() for file in files])
+  return found[0], found[1]
 
 
 def sample(held_out: list[str], size: int) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from autoematic_jax.models.reference import text
 from autoematic_jax.models.reference import vocabulary
 from autoematic_jax.models.reference import words
 
@@ -10,11 +11,13 @@ from autoematic_jax.models.reference import words
 def articles(tmp_path_factory):
   """A folder of three articles, the last of them held out."""
   folder = tmp_path_factory.mktemp("articles")
+  made = []
   for number in range(3):
     named = words.WORDS[number:] + words.WORDS[:number]
     sentences = [f"The {word} is number {number}." for word in named]
-    text = "\n\n".join(sentences)
-    (folder / f"{number}.txt").write_text(text)
+    made.append("\n\n".join(sentences))
+  text.write(folder / text.TRAINING, "article", made[:2])
+  text.write(folder / text.HELD_OUT, "article", made[2:])
   return folder
 
 
