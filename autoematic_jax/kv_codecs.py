@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from autoematic_jax import bfloat16
 from autoematic_jax import formats
 from autoematic_jax.arithmetic import exact_divide
 
@@ -79,18 +80,20 @@ def _divide(x, scale):
 
 @dataclasses.dataclass(frozen=True)
 class DenseCodec(Codec):
-  """Keys and values as they are, in one floating dtype."""
+  """Keys and values as they are, in float32 or bfloat16."""
 
   dtype: str = "float32"
 
   def planes(self, head_dim):
-    return {"values": (head_dim, jnp.dtype(self.dtype))}
+    packed = self.dtype == "bfloat16"
+    return {"values": (head_dim, jnp.uint16 if packed else jnp.float32)}
 
   def encode(self, x, levels):
-    return {"values": x.astype(self.dtype)}
+    packed = self.dtype == "bfloat16"
+    return {"values": bfloat16.pack(x) if packed else x.astype(jnp.float32)}
 
   def decode(self, planes, head_dim):
-    return planes["values"].astype(jnp.float32)
+    return bfloat16.to_float32(planes["values"])
 
 
 class GroupScaledCodec(Codec):

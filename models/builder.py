@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from autoematic_jax import bfloat16
 from autoematic_jax import formats
 from autoematic_jax.errors import CheckpointError
-from autoematic_jax.models import bfloat16
 from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.layers import DenseLinear
 from autoematic_jax.models.layers import QuantizedLinear

@@ -10,8 +10,8 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from autoematic_jax import bfloat16
 from autoematic_jax.arithmetic import ordered_sum
-from autoematic_jax.models import bfloat16
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )

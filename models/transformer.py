@@ -16,11 +16,11 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from autoematic_jax import bfloat16
 from autoematic_jax import kv_cache
 from autoematic_jax import policy as policy_lib
 from autoematic_jax import signals
 from autoematic_jax.models import attention
-from autoematic_jax.models import bfloat16
 from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.config import RopeScaling
 from autoematic_jax.models.layers import DenseLinear

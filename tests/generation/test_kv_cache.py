@@ -71,9 +71,23 @@ def test_fp6g_codec_is_exact():
   np.testing.assert_array_equal(codec.decode(planes, 64), expected)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dense_codec_rounds_to_its_dtype(dtype):
+  codec = kv_codecs.DenseCodec(dtype)
+  x = vectors((9, 64)).at[0, :4].set(jnp.array([jnp.nan, jnp.inf, -0.0, 1e-40]))
+  planes = codec.encode(x, jnp.full((9,), 6, jnp.int32))
+  expected = np.asarray(x.astype(dtype)).astype(np.float32)
+  np.testing.assert_array_equal(codec.decode(planes, 64), expected)
+
+
 @pytest.mark.parametrize(
   "codec",
-  [kv_codecs.AutoFPCodec(), kv_codecs.FP6gCodec(), kv_codecs.DenseCodec()],
+  [
+    kv_codecs.AutoFPCodec(),
+    kv_codecs.FP6gCodec(),
+    kv_codecs.DenseCodec(),
+    kv_codecs.DenseCodec("bfloat16"),
+  ],
 )
 def test_tokens_land_where_they_belong(codec):
   cache = kv_cache.init_cache(
@@ -108,3 +122,4 @@ def test_packed_bits_per_element():
 
   assert bits(kv_codecs.AutoFPCodec()) == 8.5
   assert bits(kv_codecs.DenseCodec()) == 32
+  assert bits(kv_codecs.DenseCodec("bfloat16")) == 16

@@ -10,7 +10,7 @@ PACKAGE = "autoematic_jax"
 MAPPED = ("models", "pallas_kernels", "serving")
 
 CACHE = {"kv_codecs", "kv_cache"}
-NUMERICS = {"arithmetic", "formats", "pallas_kernels"}
+NUMERICS = {"arithmetic", "bfloat16", "formats", "pallas_kernels"}
 CONTROL = {"policy", "signals"}
 GENERATION = {
   "generation",
@@ -43,6 +43,7 @@ TOOLS = {"accelerator", "cli", "evaluation"}
 # name stands for its public functions, `load` and `generate`.
 MAY_IMPORT = {
   "arithmetic": set(),
+  "bfloat16": set(),
   "compilation_cache": set(),
   "errors": set(),
   "formats": {"arithmetic"},
@@ -51,7 +52,7 @@ MAY_IMPORT = {
   "policy": {"signals"},
   "calibration": NUMERICS | CONTROL | CACHE | {"models", "tokenizer"},
   "baselines": NUMERICS | CONTROL,
-  "kv_codecs": {"arithmetic", "formats"},
+  "kv_codecs": {"arithmetic", "bfloat16", "formats"},
   "kv_cache": {"formats", "kv_codecs"},
   "models": NUMERICS | CONTROL | CACHE,
   "checkpoints": NUMERICS | {"models", "policy", "tokenizer"},
