@@ -14,6 +14,9 @@ from autoematic_jax.errors import PrecisionError
 from autoematic_jax.models.builder import build_decoder
 from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.transformer import Decoder
+from autoematic_jax.pallas_kernels.activation_quantization import (
+  ActivationConfig,
+)
 from autoematic_jax.policy import PolicyConfig
 from autoematic_jax.programs import Programs
 from autoematic_jax.tokenizer import Tokenizer
@@ -95,6 +98,7 @@ def load(
   policy: PolicyConfig | None = None,
   compute_dtype: str | None = None,
   dense: bool = False,
+  activation: ActivationConfig | None = None,
 ) -> LanguageModel:
   """Loads a checkpoint that `autoematic convert` wrote.
 
@@ -105,6 +109,8 @@ def load(
       checkpoint; None takes the stored dtype.
     dense: Dequantizes the weights at their highest level and runs them, and
       everything else, in floating point.
+    activation: How activations are refined at 6 and 8 bits; None is the
+      paper's way.
 
   Returns:
     The model, ready for `generate`.
@@ -123,6 +129,7 @@ def load(
     layers=_layers(checkpoint, dense),
     rest=checkpoint.rest(),
     dtype=dtype,
+    activation=activation,
   )
   return LanguageModel(
     decoder=decoder,

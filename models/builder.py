@@ -1,5 +1,6 @@
 """Builds a decoder from tensors looked up by their Hugging Face names."""
 
+import dataclasses
 from collections.abc import Iterable
 from functools import partial
 
@@ -32,7 +33,7 @@ def build_decoder(
   layers: Iterable[Tensors],
   rest: Tensors,
   dtype: jnp.dtype = jnp.float32,
-  activation_threshold: float = 0.003,
+  activation: ActivationConfig | None = None,
 ) -> Decoder:
   """Assembles a decoder, one layer in memory at a time.
 
@@ -42,8 +43,8 @@ def build_decoder(
       layer, such as `self_attn.q_proj.weight`.
     rest: Embedding, final norm and output head by full name.
     dtype: Of projections that are not quantized.
-    activation_threshold: Share of a subgroup's norm above which its
-      activations are refined.
+    activation: How activations are refined; its step is replaced by that of
+      the weights. None is the paper's way.
 
   Returns:
     The decoder; its projections are quantized where the tensors are.
@@ -51,7 +52,7 @@ def build_decoder(
   Raises:
     CheckpointError: The number of layers is not that of the config.
   """
-  builder = _LayerBuilder(config, dtype, activation_threshold)
+  builder = _LayerBuilder(config, dtype, activation or ActivationConfig())
   stacked = _stack(
     (builder.layer(tensors) for tensors in layers), config.num_layers
   )
@@ -78,9 +79,8 @@ def build_layer(config: ModelConfig, tensors: Tensors) -> DecoderLayer:
   Returns:
     The layer; projections that are not quantized run in float32.
   """
-  return _stack(
-    iter([_LayerBuilder(config, jnp.float32, 0.0).layer(tensors)]), 1
-  )
+  builder = _LayerBuilder(config, jnp.float32, ActivationConfig())
+  return _stack(iter([builder.layer(tensors)]), 1)
 
 
 def _dense(tensors: Tensors, name: str) -> Array | np.ndarray:
@@ -105,10 +105,10 @@ def _norm(tensors, name, config):
 class _LayerBuilder:
   """Joins the tensors of a layer that read the same input."""
 
-  def __init__(self, config, dtype, activation_threshold):
+  def __init__(self, config, dtype, activation):
     self.config = config
     self.dtype = np.dtype(dtype)
-    self.activation_threshold = activation_threshold
+    self.activation = activation
 
   def layer(self, tensors: Tensors) -> DecoderLayer:
     """One decoder layer from its tensors."""
@@ -133,8 +133,8 @@ class _LayerBuilder:
       biases = [tensors[f"{name}.bias"] for name in names]
       bias = jnp.concatenate([jnp.asarray(b, jnp.float32) for b in biases])
     if isinstance(weights[0], formats.QTensor):
-      activation = ActivationConfig(
-        threshold=self.activation_threshold, decoding=weights[0].decoding
+      activation = dataclasses.replace(
+        self.activation, decoding=weights[0].decoding
       )
       return QuantizedLinear(expand(weights), bias, activation)
     kernel = np.concatenate([np.asarray(weight) for weight in weights])

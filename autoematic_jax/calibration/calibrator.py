@@ -1,6 +1,9 @@
 """Quantizes a model layer by layer on a calibration text."""
 
+import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,11 +14,20 @@ from autoematic_jax import formats
 from autoematic_jax.calibration import gptq
 from autoematic_jax.calibration import hessian
 from autoematic_jax.calibration import prefix
+from autoematic_jax.calibration.hessian import Moments
+from autoematic_jax.calibration.state import State
+from autoematic_jax.errors import NonFiniteError
 from autoematic_jax.models.builder import Tensors
 from autoematic_jax.models.builder import build_layer
 from autoematic_jax.models.config import ModelConfig
 
 Weights = dict[str, np.ndarray]
+
+# The text in the quantized model, and in full precision.
+_OWN, _EXACT = "own", "exact"
+
+# Projections whose outputs join the hidden states.
+_LAST = (prefix.OUTPUT, prefix.DOWN)
 
 
 @runtime_checkable
@@ -43,12 +55,18 @@ class Calibrator:
 
   Each layer is calibrated on what the layers before it, already quantized,
   make of the text; weights are quantized, activations are not. Memory is one
-  layer and the hidden states of the text.
+  layer, the hidden states of the text, and what its widest projection reads.
 
   Args:
     tokens: `[samples, T]` token ids of the text.
     damping: Share of the Hessian's mean diagonal that is added to it.
     scale_targets: See `GptqOptions`.
+    corrected: Whether weights are first moved so that a projection's output on
+      the quantized model's inputs is nearest to its output on full-precision
+      inputs: layers then make good what those before them lost. The paper
+      leaves this out.
+    state_folder: Keeps the layers that are done, so that the same calibration
+      goes on where it was interrupted.
   """
 
   def __init__(
@@ -57,10 +75,15 @@ class Calibrator:
     *,
     damping: float = 0.01,
     scale_targets: tuple[float, ...] = gptq.SCALE_TARGETS,
+    corrected: bool = True,
+    state_folder: Path | None = None,
   ):
     self._tokens = tokens
     self._damping = damping
     self._scale_targets = scale_targets
+    self._corrected = corrected
+    self._state_folder = state_folder
+    self._state: State | None = None
 
   @property
   def method(self) -> str:
@@ -68,7 +91,8 @@ class Calibrator:
     samples, length = self._tokens.shape
     return (
       f"GPTQ on {samples} x {length} tokens,"
-      f" {len(self._scale_targets)} scales tried"
+      f" {len(self._scale_targets)} scale targets,"
+      f" {'corrected' if self._corrected else 'original'} weights"
     )
 
   def start(
@@ -77,12 +101,15 @@ class Calibrator:
     embedding: Float[np.ndarray, "V D"],
     options: Rounding,
   ) -> None:
-    """Embeds the text.
+    """Embeds the text, or takes up an interrupted calibration.
 
     Args:
       config: The model's config.
       embedding: Its embedding.
       options: Format, rho and decoding of the checkpoint.
+
+    Raises:
+      AutoematicError: The state folder belongs to another calibration.
     """
     self._config = config
     self._options = gptq.GptqOptions(
@@ -92,7 +119,18 @@ class Calibrator:
       damping=self._damping,
       scale_targets=self._scale_targets,
     )
-    self._prefix = prefix.Prefix(config, self._tokens, embedding)
+    self._number, self._done, hidden = 0, 0, {}
+    if self._state_folder is not None:
+      self._state = State(self._state_folder, self._subject(embedding))
+      self._done, hidden = self._state.progress()
+    if not hidden:
+      embedded = np.asarray(embedding[self._tokens], np.float32)
+      hidden = {name: embedded.copy() for name in self._stream_names()}
+    if self._done:
+      logging.info("going on after %d calibrated layers", self._done)
+    self._streams = {
+      name: prefix.Prefix(config, array) for name, array in hidden.items()
+    }
 
   def layer(
     self, weights: Weights, groups: Mapping[str, Sequence[str]]
@@ -106,24 +144,76 @@ class Calibrator:
 
     Returns:
       The packed projections, by name.
+
+    Raises:
+      NonFiniteError: What a projection reads holds NaN or Inf.
     """
+    number = self._number
+    self._number += 1
+    if number < self._done and self._state is not None:
+      return self._state.layer(number)
     current: Tensors = dict(weights)
     packed: dict[str, formats.QTensor] = {}
     for reader in (prefix.QKV, prefix.OUTPUT, prefix.GATE_UP, prefix.DOWN):
       names = groups[reader]
-      moments = self._prefix.hessian(build_layer(self._config, current), reader)
+      layers = {_OWN: build_layer(self._config, current)}
+      if self._corrected:
+        layers[_EXACT] = build_layer(self._config, dict(weights))
+      moments, inputs = self._read(layers, reader)
+      if not moments.finite:
+        raise NonFiniteError(
+          f"calibration: what {names[0]} of layer {number} reads holds NaN or"
+          " Inf; the model overflows on this text, or is damaged"
+        )
       tensors = self._quantize([weights[n] for n in names], moments, names)
       for name, tensor in zip(names, tensors, strict=True):
         packed[name] = tensor
         current[name] = np.asarray(formats.dequantize(tensor))
-      if reader == prefix.OUTPUT:
-        self._prefix.pass_attention(build_layer(self._config, current))
-      if reader == prefix.DOWN:
-        self._prefix.pass_mlp(build_layer(self._config, current))
+      if reader in _LAST:
+        layers[_OWN] = build_layer(self._config, current)
+        for name, stream in self._streams.items():
+          stream.add_output(layers[name], reader, inputs[name])
+    if self._state is not None:
+      hidden = {name: s.hidden for name, s in self._streams.items()}
+      self._state.add(number, packed, hidden)
     return packed
 
+  def finish(self) -> None:
+    """Removes what was kept for an interruption."""
+    if self._state is not None:
+      self._state.discard()
+
+  def _stream_names(self):
+    return (_OWN, _EXACT) if self._corrected else (_OWN,)
+
+  def _subject(self, embedding):
+    """What tells this calibration from another."""
+    digest = hashlib.sha256(self._tokens.tobytes())
+    digest.update(embedding.tobytes())
+    return {
+      "method": self.method,
+      "options": dataclasses.asdict(self._options),
+      "config": self._config.to_dict(),
+      "text_and_embedding": digest.hexdigest(),
+    }
+
+  def _read(self, layers, reader):
+    """Moments of a projection's inputs; the inputs too, if they go on."""
+    inputs: dict[str, list[np.ndarray]] = {name: [] for name in layers}
+    moments = None
+    chunks = [self._streams[n].inputs(layers[n], reader) for n in layers]
+    for several in zip(*chunks, strict=True):
+      rows = [x.reshape(-1, x.shape[-1]) for x in several]
+      moments = moments or Moments(rows[0].shape[1])
+      moments.add(*rows)
+      if reader in _LAST:
+        for name, x in zip(layers, several, strict=True):
+          inputs[name].append(np.asarray(x))
+    assert moments is not None
+    return moments, inputs
+
   def _quantize(self, weights, moments, names):
-    factor = hessian.factor(moments, self._options.damping)
+    factor = hessian.factor(moments.hessian, self._options.damping)
     if factor is not None:
       if factor.damping > self._options.damping:
         logging.warning(
@@ -131,6 +221,8 @@ class Calibrator:
           ", ".join(names),
           factor.damping,
         )
+      if self._corrected:
+        weights = hessian.corrected(weights, moments, factor.damping)
       return gptq.quantize_jointly(weights, factor, self._options)
     logging.warning(
       "%s: the inputs' Hessian has no Cholesky factor even with damping;"

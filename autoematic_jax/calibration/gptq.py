@@ -19,8 +19,9 @@ from autoematic_jax import formats
 from autoematic_jax.arithmetic import exact_divide
 from autoematic_jax.calibration.hessian import Factor
 
-SCALE_TARGETS = (1.0, 4 / 6, 4.5 / 6, 5 / 6, 5.5 / 6, 6.5 / 6, 7 / 6)
-"""What a group's largest magnitude may be mapped to, 1 first."""
+SCALE_TARGETS = (1.0, *(t / 24 for t in range(16, 29) if t != 24))
+"""What a group's largest magnitude may be mapped to, 1 first: E2M1's 6, and
+from 4 to 7 by quarters."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,9 +150,12 @@ def _run(w, tensor_scale, upper, inverses, counts, *, options):
     block = lax.dynamic_slice_in_dim(w, start, formats.GROUP, 1)
     u_rows = lax.dynamic_slice_in_dim(upper, start, formats.GROUP, 0)
     u = lax.dynamic_slice_in_dim(u_rows, start, formats.GROUP, 1)
-    scale = _choose_scale(block, tensor_scale, u, options)
+    mask = jnp.zeros((formats.SUBGROUPS_PER_GROUP,), bool)
+    scale = _choose_scale(block, tensor_scale, u, mask, options)
+    if options.refined:
+      mask = _choose_mask(block, scale * tensor_scale, inverse, count, options)
+      scale = _choose_scale(block, tensor_scale, u, mask, options)
     unit = scale * tensor_scale
-    mask = _choose_mask(block, unit, inverse, count, options)
     values, d, errors = _quantize_columns(block, unit, u, mask, options)
     later = jnp.arange(width) >= start + formats.GROUP
     change = jnp.matmul(errors, u_rows, precision=lax.Precision.HIGHEST)
@@ -164,20 +168,18 @@ def _run(w, tensor_scale, upper, inverses, counts, *, options):
   return values, scale.T, d.swapaxes(0, 1).reshape(rows, width), mask
 
 
-def _choose_scale(block, tensor_scale, u, options) -> Float[Array, "N 1"]:
+def _choose_scale(block, tensor_scale, u, mask, options) -> Float[Array, "N 1"]:
   """The candidate scale of each row with the least weighted error."""
   weight = 1.0 / jnp.square(jnp.diagonal(u))
-
+  refined = jnp.repeat(mask, formats.SUBGROUP)
   largest = formats.largest_element(options.format)
 
   def candidate(target):
     scale = formats.group_scale(
       block, tensor_scale, largest * target, formats.SMALLEST_WEIGHT_SCALE
     )
-    scaled = exact_divide(block, scale * tensor_scale)
-    error = jnp.square(
-      scaled - formats.round_element(scaled, options.format)
-    ) * jnp.square(scale)
+    base, finer = _rounding_errors(block, scale * tensor_scale, options)
+    error = jnp.square(jnp.where(refined, finer, base) * scale)
     return jnp.sum(error * weight, axis=1), scale[:, 0]
 
   targets = jnp.asarray(options.scale_targets, jnp.float32)
@@ -186,22 +188,27 @@ def _choose_scale(block, tensor_scale, u, options) -> Float[Array, "N 1"]:
   return jnp.take_along_axis(scales, best, axis=0).T
 
 
-def _choose_mask(block, unit, inverse, count, options):
-  """The set of `count` subgroups that leaves the least error, for all rows."""
+def _rounding_errors(block, unit, options):
+  """What rounding leaves of a block, in units: without and with offsets."""
   scaled = exact_divide(block, unit)
   values = formats.round_element(scaled, options.format)
-  sets = jnp.asarray(_SETS)
+  base = scaled - values
   if not options.refined:
-    return jnp.zeros(sets.shape[1], bool)
+    return base, base
   _, delta = formats.refine_element(
     scaled, values, options.format, options.decoding
   )
-  base = (scaled - values) * unit
-  refined = (scaled - values - delta) * unit
+  return base, base - delta
+
+
+def _choose_mask(block, unit, inverse, count, options):
+  """The set of `count` subgroups that leaves the least error, for all rows."""
+  base, refined = _rounding_errors(block, unit, options)
+  sets = jnp.asarray(_SETS)
 
   def loss(flags):
     error = jnp.where(jnp.repeat(flags, formats.SUBGROUP), refined, base)
-    error = jnp.matmul(error, inverse, precision=lax.Precision.HIGHEST)
+    error = jnp.matmul(error * unit, inverse, precision=lax.Precision.HIGHEST)
     return jnp.sum(jnp.square(error))
 
   losses = lax.map(loss, sets)

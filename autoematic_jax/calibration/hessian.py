@@ -1,6 +1,7 @@
 """Second moments of a layer's inputs, and the factor that GPTQ needs."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,26 +24,73 @@ class Factor:
   damping: float
 
 
-class HessianSum:
-  """`mean(x x^T)` over inputs that come in batches."""
+class Moments:
+  """Sums of `x x^T` and, where targets are given, of `x t^T`.
+
+  x is an input as the quantized model makes it, t the same input in full
+  precision.
+  """
 
   def __init__(self, columns: int):
-    self._sum = np.zeros((columns, columns))
+    self._second = np.zeros((columns, columns))
+    self._cross = np.zeros((columns, columns))
     self._rows = 0
 
-  def add(self, x: Float[Array, "M K"]) -> None:
+  def add(
+    self, x: Float[Array, "M K"], target: Float[Array, "M K"] | None = None
+  ) -> None:
     """Adds a batch; sums are float32 within it and float64 across batches."""
-    self._sum += np.asarray(_outer(x), np.float64)
+    self._second += np.asarray(_product(x, x), np.float64)
+    if target is not None:
+      self._cross += np.asarray(_product(x, target), np.float64)
     self._rows += x.shape[0]
 
-  def mean(self) -> Float[np.ndarray, "K K"]:
-    """The mean so far, float64."""
-    return self._sum / max(self._rows, 1)
+  @property
+  def hessian(self) -> Float[np.ndarray, "K K"]:
+    """Mean of `x x^T`, float64."""
+    return self._second / max(self._rows, 1)
+
+  @property
+  def cross(self) -> Float[np.ndarray, "K K"]:
+    """Mean of `x t^T`, float64; 0 without targets."""
+    return self._cross / max(self._rows, 1)
+
+  @property
+  def finite(self) -> bool:
+    """Whether neither sum holds NaN or Inf."""
+    return bool(
+      np.isfinite(self._second).all() & np.isfinite(self._cross).all()
+    )
 
 
 @jax.jit
-def _outer(x):
-  return jnp.matmul(x.T, x, precision=jax.lax.Precision.HIGHEST)
+def _product(x, y):
+  return jnp.matmul(x.T, y, precision=jax.lax.Precision.HIGHEST)
+
+
+def corrected(
+  weights: Sequence[Float[np.ndarray, "_ K"]], moments: Moments, damping: float
+) -> list[Float[np.ndarray, "_ K"]]:
+  """Weights for the inputs that the quantized model has.
+
+  Their outputs on these are nearest to those of the given weights on
+  full-precision inputs: `argmin_V |V x - W t|^2 + c |V - W|^2`, by row, with
+  c the damping times the mean diagonal of H.
+
+  Args:
+    weights: W of each matrix that reads the input.
+    moments: Of x and t.
+    damping: How firmly the result is held to W.
+
+  Returns:
+    V of each matrix, float32.
+  """
+  hessian = moments.hessian
+  held = damping * hessian.diagonal().mean() * np.eye(len(hessian))
+  rows = np.concatenate([np.asarray(w, np.float64) for w in weights])
+  found = np.linalg.solve(hessian + held, (moments.cross + held) @ rows.T).T
+  ends = np.cumsum([len(w) for w in weights])[:-1]
+  return np.split(found.astype(np.float32), ends)
 
 
 def factor(

@@ -1,16 +1,14 @@
 """The calibration text on its way through the layers that are done."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from autoematic_jax import kv_cache
 from autoematic_jax import kv_codecs
-from autoematic_jax.calibration.hessian import HessianSum
 from autoematic_jax.models import attention
 from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.layers import Precision
@@ -27,65 +25,54 @@ QKV, OUTPUT, GATE_UP, DOWN = "qkv", "o", "gate_up", "down"
 class Prefix:
   """Hidden states of every sample before the layer that is next.
 
-  Only these are kept, on the host in float32; what lies inside a layer is
-  computed again for each of its projections, so that memory does not grow
-  with the width of the MLP.
+  They are kept on the host in float32.
 
   Args:
     config: The model's config.
-    tokens: `[samples, T]` token ids.
-    embedding: `[V, D]`.
+    hidden: `[samples, T, D]`: the embedded text, or what `hidden` was later.
   """
 
-  def __init__(
-    self,
-    config: ModelConfig,
-    tokens: Int[np.ndarray, "S T"],
-    embedding: Float[np.ndarray, "V D"],
-  ):
+  def __init__(self, config: ModelConfig, hidden: Float[np.ndarray, "S T D"]):
     self._config = config
-    self.hidden = np.asarray(embedding[tokens], np.float32)
+    self.hidden = hidden
 
-  def hessian(
+  def inputs(
     self, layer: DecoderLayer, reader: str
-  ) -> Float[np.ndarray, "K K"]:
-    """`mean(x x^T)` of what a projection of the layer reads.
+  ) -> Iterator[Float[Array, "B T K"]]:
+    """What a projection of the layer reads, some samples at a time.
 
     Args:
       layer: The layer, alone in its stack; projections before `reader` are
-        already those of the quantized model.
+        already those that the hidden states are to pass through.
       reader: QKV, OUTPUT, GATE_UP or DOWN.
     """
     read = _READERS[reader]
-    total = None
-    for _, chunk, context in self._chunks():
-      x = read(layer, chunk, context)
-      x = x.reshape(-1, x.shape[-1])
-      if total is None:
-        total = HessianSum(x.shape[1])
-      total.add(x)
-    assert total is not None
-    return total.mean()
+    for rows in self._chunks():
+      chunk = jnp.asarray(self.hidden[rows])
+      yield read(layer, chunk, _context(self._config, *chunk.shape[:2]))
 
-  def pass_attention(self, layer: DecoderLayer) -> None:
-    """Adds the attention block's output to the hidden states."""
-    self._replace(partial(_after_attention, layer))
+  def add_output(
+    self,
+    layer: DecoderLayer,
+    reader: str,
+    inputs: Iterable[Float[np.ndarray, "B T K"]],
+  ) -> None:
+    """Adds what a block's last projection makes of its inputs.
 
-  def pass_mlp(self, layer: DecoderLayer) -> None:
-    """Adds the MLP block's output to the hidden states."""
-    self._replace(partial(_after_mlp, layer))
+    Args:
+      layer: The layer.
+      reader: OUTPUT or DOWN.
+      inputs: All that `inputs` yielded for it.
+    """
+    project = _PROJECTIONS[reader]
+    for rows, x in zip(self._chunks(), inputs, strict=True):
+      self.hidden[rows] += np.asarray(project(layer, jnp.asarray(x)))
 
-  def _replace(self, function: Callable[..., Array]) -> None:
-    for rows, chunk, context in self._chunks():
-      self.hidden[rows] = function(chunk, context)
-
-  def _chunks(self):
+  def _chunks(self) -> Iterator[slice]:
     samples, tokens, _ = self.hidden.shape
     size = max(1, _TOKENS_AT_ONCE // tokens)
     for start in range(0, samples, size):
-      rows = slice(start, min(start + size, samples))
-      chunk = jnp.asarray(self.hidden[rows])
-      yield rows, chunk, _context(self._config, *chunk.shape[:2])
+      yield slice(start, min(start + size, samples))
 
 
 def _context(config, batch, tokens):
@@ -153,12 +140,13 @@ _READERS = {
 
 
 @jax.jit
-def _after_attention(layer, hidden, context):
-  cache = _cache(hidden, context.config)
-  return hidden + layer.attend(hidden, context, cache, _precision(hidden))[0]
+def _output(layer, x):
+  return layer.output(x, _precision(x))
 
 
 @jax.jit
-def _after_mlp(layer, hidden, context):
-  del context
-  return hidden + layer.mlp(hidden, _precision(hidden))
+def _down(layer, x):
+  return layer.down(x, _precision(x))
+
+
+_PROJECTIONS = {OUTPUT: _output, DOWN: _down}

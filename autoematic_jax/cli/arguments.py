@@ -5,6 +5,9 @@ import json
 from pathlib import Path
 
 from autoematic_jax.errors import AutoematicError
+from autoematic_jax.pallas_kernels.activation_quantization import (
+  ActivationConfig,
+)
 from autoematic_jax.policy import PolicyConfig
 
 
@@ -14,6 +17,40 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
     "--policy",
     metavar="FILE",
     help="JSON with fields of PolicyConfig that override the checkpoint's",
+  )
+
+
+def add_activation(parser: argparse.ArgumentParser) -> None:
+  """`--activation-threshold` and `--overlapping-masks`."""
+  paper = ActivationConfig()
+  parser.add_argument(
+    "--activation-threshold",
+    type=float,
+    default=paper.threshold,
+    metavar="X",
+    help=(
+      "share of its squared norm that the error of four activations must"
+      " exceed for them to be refined (default: %(default)s)"
+    ),
+  )
+  parser.add_argument(
+    "--overlapping-masks",
+    action="store_true",
+    help=(
+      "refines activations also where weights are refined; closer to full"
+      " precision, and costs nothing on a CPU"
+    ),
+  )
+
+
+def read_activation(args: argparse.Namespace) -> ActivationConfig:
+  """What the options of `add_activation` ask for.
+
+  Raises:
+    PrecisionError: The threshold is not in [0, 1).
+  """
+  return ActivationConfig(
+    threshold=args.activation_threshold, overlapping=args.overlapping_masks
   )
 
 

@@ -4,12 +4,14 @@ import argparse
 import contextlib
 import json
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from autoematic_jax.calibration import SCALE_TARGETS
 from autoematic_jax.calibration import Calibrator
 from autoematic_jax.calibration import calibration_tokens
 from autoematic_jax.checkpoints import convert
@@ -71,6 +73,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help="tokens of a sample (default: 512)",
   )
   parser.add_argument(
+    "--no-scale-search",
+    action="store_true",
+    help="calibration maps the largest weight of a group to 6, as the paper",
+  )
+  parser.add_argument(
+    "--no-correction",
+    action="store_true",
+    help=(
+      "calibration aims at the weights themselves, as the paper, and not at"
+      " full-precision outputs"
+    ),
+  )
+  parser.add_argument(
     "--force", action="store_true", help="replace an existing checkpoint"
   )
   parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -79,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Converts and reports; returns the exit code."""
   start = time.perf_counter()
+  calibrator = _calibrator(args)
   with _interrupted_by_sigterm():
     sizes = convert(
       args.source,
@@ -89,10 +105,12 @@ def run(args: argparse.Namespace) -> int:
       levels=_levels(args.levels),
       dense_dtype=args.dense_dtype,
       policy=_policy(args.policy),
-      calibrator=_calibrator(args),
+      calibrator=calibrator,
       force=args.force,
       progress=not args.quiet,
     )
+  if calibrator is not None:
+    calibrator.finish()
   seconds = time.perf_counter() - start
   checkpoint = load_checkpoint(args.destination)
   what = "quantized weight" if sizes.quantized_weights else "weight"
@@ -131,7 +149,21 @@ def _calibrator(args: argparse.Namespace) -> Calibrator | None:
   tokens = calibration_tokens(
     tokenizer, text, args.calibration_samples, args.calibration_tokens
   )
-  return Calibrator(tokens)
+  state_folder = _state_folder(args.destination)
+  if state_folder.exists():
+    print(f"going on with the calibration in {state_folder}", file=sys.stderr)
+  return Calibrator(
+    tokens,
+    scale_targets=(1.0,) if args.no_scale_search else SCALE_TARGETS,
+    corrected=not args.no_correction,
+    state_folder=state_folder,
+  )
+
+
+def _state_folder(destination: str) -> Path:
+  """Where an interrupted calibration leaves what it has done."""
+  path = Path(destination)
+  return path.with_name(f"{path.name}.calibration")
 
 
 def _levels(text: str | None) -> tuple[int, ...] | None:

@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     "--json", action="store_true", help="prints one JSON object, no text"
   )
   arguments.add_policy(parser)
+  arguments.add_activation(parser)
   arguments.add_compilation_cache(parser)
 
 
@@ -74,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
     reporting.require_matplotlib()
   enable_compilation_cache(args.compilation_cache)
   model = autoematic_jax.load(
-    args.checkpoint, compute_dtype=DENSE_DTYPES.get(args.precision)
+    args.checkpoint,
+    compute_dtype=DENSE_DTYPES.get(args.precision),
+    activation=arguments.read_activation(args),
   )
   model = model.with_policy(arguments.read_policy(args.policy, model.policy))
   stream = autoematic_jax.stream(

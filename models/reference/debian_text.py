@@ -126,8 +126,10 @@ def _files(folder: Path, package: str, path: str) -> Iterator[bytes]:
     contents = {}
     with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
       for member in archive:
-        if member.isfile() and re.search(path, member.name):
-          contents[member.name] = archive.extractfile(member).read()
+        if re.search(path, member.name) and (
+          file := archive.extractfile(member)
+        ):
+          contents[member.name] = file.read()
   if process.returncode:
     raise ValueError(f"dpkg-deb could not read {found[-1]}")
   for name in sorted(contents):

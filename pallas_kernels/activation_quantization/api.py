@@ -21,10 +21,14 @@ class ActivationConfig:
     threshold: A subgroup is refined when its squared error exceeds this share
       of its squared norm (paper appendix D; 0.003).
     decoding: Step of the offsets; must be that of the weights.
+    overlapping: Whether subgroups that the weight refines may be refined in
+      the activations too. The paper keeps them apart, which its extended-K
+      form needs; a GEMM that decodes weights before it multiplies does not.
   """
 
   threshold: float = 0.003
   decoding: formats.Decoding = "exponent"
+  overlapping: bool = False
 
   def __post_init__(self):
     if not 0 <= self.threshold < 1:
@@ -45,7 +49,8 @@ class QuantizedRows:
     values: `[M, Kp]` float32, E2M1 values (E2M3 for fp6g).
     delta: `[M, Kp]` float32 refinement; exactly 0 outside `mask` and in rows
       below 6 bits.
-    mask: `[M, Kp / 4]` refined subgroups, disjoint from the weights' mask.
+    mask: `[M, Kp / 4]` refined subgroups, disjoint from the weights' mask
+      unless they may overlap.
     group_scale: `[M, Kp / 16]` float32, decoded E4M3.
     tensor_scale: `[M, 1]` float32; NaN where the row holds NaN or Inf.
     levels: `[M]` int32 bits of each row.
@@ -86,8 +91,9 @@ def quantize_rows(
     x: Activations; K is zero-padded to a multiple of 16.
     levels: Bits of each row; 2 quantizes activations as 4.
     weight_mask: `[Kp / 4]` subgroups refined in the weights, which the
-      activations leave alone; None refines anywhere.
-    config: Threshold and step.
+      activations leave alone unless the config lets them overlap; None
+      refines anywhere.
+    config: Threshold, step and overlap.
     element: `e2m1` (NVFP4, AutoFP) or `e2m3` (FP6g, never refined).
     present: Levels that can occur in `levels`; the others cost nothing.
 
@@ -134,7 +140,7 @@ def _refinement_mask(scaled, values, levels, weight_mask, config):
   error = ordered_sum(jnp.square(scaled - values).reshape(subgroups))
   norm = ordered_sum(jnp.square(scaled).reshape(subgroups))
   mask = (error > config.threshold * norm) & (levels >= 6)[:, None]
-  if weight_mask is not None:
+  if weight_mask is not None and not config.overlapping:
     mask &= ~weight_mask[None]
   return mask
 

@@ -76,6 +76,11 @@ def extended_gemm(
     raise PrecisionError(
       f"{activation.decoding=} differs from {weight.decoding=}"
     )
+  if packed and activation.overlapping:
+    raise PrecisionError(
+      "the reference holds refined weights and refined activations in one"
+      " segment, so that masks cannot overlap; expand the weight for 'xla'"
+    )
   if not packed and layer is None:
     weight, layer = jax.tree.map(lambda a: a[None], weight), 0
   return _run(x, weight, layer, levels, activation, present, row_tile)

@@ -1,19 +1,24 @@
 """Calibration of a whole model, through `convert` and its command."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from safetensors.numpy import save_file
 
 import autoematic_jax
 from autoematic_jax.calibration import Calibrator
 from autoematic_jax.calibration import calibration_tokens
+from autoematic_jax.calibration import prefix
 from autoematic_jax.checkpoints import convert
+from autoematic_jax.checkpoints import load_checkpoint
 from autoematic_jax.cli import main
 from autoematic_jax.errors import AutoematicError
+from autoematic_jax.errors import NonFiniteError
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.evaluation import teacher_forcing
 from autoematic_jax.models import registry
@@ -88,7 +93,9 @@ def test_calibrated_weights_stay_closer_to_the_model(source, tmp_path):
   }
   assert kl["chosen"] < 0.7 * kl["rounded"]
   made = json.loads((tmp_path / "chosen" / "autoematic.json").read_text())
-  assert made["made"]["method"] == "GPTQ on 16 x 64 tokens, 7 scales tried"
+  assert made["made"]["method"] == (
+    "GPTQ on 16 x 64 tokens, 13 scale targets, corrected weights"
+  )
 
 
 def test_the_command_takes_a_text(source, tmp_path, capsys):
@@ -131,6 +138,93 @@ def test_bad_input_is_named(source, tmp_path, words, message):
   with pytest.raises(AutoematicError, match=message):
     args.run(args)
   assert not (tmp_path / "out").exists()
+
+
+def calibrate(source, out, words=(), samples=6):
+  text = out.parent / "calibration.txt"
+  text.write_text("The capital of France is Paris, and so on. " * 40)
+  command = ["autoematic", "convert", str(source), str(out), "--quiet"]
+  command += ["--calibrate", str(text), "--calibration-tokens", "32"]
+  command += ["--calibration-samples", str(samples), *words]
+  args = main.parse_arguments(command)
+  assert args.run(args) == 0
+
+
+def weights_of(path):
+  checkpoint = load_checkpoint(path)
+  return [
+    jax.tree.map(np.asarray, checkpoint.layer(layer)) for layer in range(2)
+  ]
+
+
+def test_an_interrupted_calibration_goes_on(source, tmp_path, monkeypatch):
+  calibrate(source, tmp_path / "unbroken")
+  calls = []
+  layer = Calibrator.layer
+
+  def interrupted(self, *args):
+    calls.append(self)
+    if len(calls) == 2:
+      raise KeyboardInterrupt
+    return layer(self, *args)
+
+  out = tmp_path / "out"
+  with monkeypatch.context() as patch:
+    patch.setattr(Calibrator, "layer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      calibrate(source, out)
+  assert not out.exists()
+  with pytest.raises(AutoematicError, match="another kind; delete it"):
+    calibrate(source, out, ["--rho", "0.1"])
+  read = []
+  with monkeypatch.context() as patch:
+    inputs = prefix.Prefix.inputs
+    patch.setattr(
+      prefix.Prefix,
+      "inputs",
+      lambda self, *args: read.append(args) or inputs(self, *args),
+    )
+    calibrate(source, out)
+  # One layer of four inputs, in the quantized model and in full precision.
+  assert len(read) == 8
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    weights_of(out),
+    weights_of(tmp_path / "unbroken"),
+  )
+  assert sorted(p.name for p in tmp_path.iterdir()) == [
+    "calibration.txt",
+    "out",
+    "unbroken",
+  ]
+
+
+def test_overflow_names_the_layer(source, tmp_path):
+  tokens = np.zeros((1, 8), np.int32)
+  tensors = load_file(source / "model.safetensors")
+  tensors["model.layers.0.mlp.up_proj.weight"] *= 1e30
+  tensors["model.layers.0.mlp.gate_proj.weight"] *= 1e30
+  for file in source.iterdir():
+    if file.suffix == ".json":
+      shutil.copy(file, tmp_path)
+  save_file(tensors, tmp_path / "model.safetensors")
+  message = r"mlp\.down_proj\.weight of layer 0 reads holds NaN"
+  with pytest.raises(NonFiniteError, match=message):
+    convert(tmp_path, tmp_path / "out", calibrator=Calibrator(tokens))
+  assert not (tmp_path / "out").exists()
+
+
+def test_the_papers_recipe_is_on_offer(source, tmp_path):
+  calibrate(
+    source,
+    tmp_path / "paper",
+    ["--decoding", "fixed", "--no-scale-search", "--no-correction"],
+  )
+  made = json.loads((tmp_path / "paper" / "autoematic.json").read_text())
+  assert made["decoding"] == "fixed"
+  assert made["made"]["method"] == (
+    "GPTQ on 6 x 32 tokens, 1 scale targets, original weights"
+  )
 
 
 def test_unquantized_formats_take_no_calibration(source, tmp_path):

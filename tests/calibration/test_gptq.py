@@ -150,3 +150,30 @@ def test_a_channel_that_no_input_reached_is_rounded_as_it_is():
   np.testing.assert_allclose(
     formats.dequantize(tensor)[:, 5:6], expected, rtol=1e-6
   )
+
+
+def test_corrected_weights_are_the_least_squares_solution():
+  rng = np.random.default_rng(3)
+  exact = rng.standard_normal((500, 32)).astype(np.float32)
+  own = exact + 0.3 * rng.standard_normal((500, 32)).astype(np.float32)
+  w = rng.standard_normal((9, 32)).astype(np.float32)
+  moments = hessian.Moments(32)
+  for rows in (slice(0, 200), slice(200, 500)):
+    moments.add(jnp.asarray(own[rows]), jnp.asarray(exact[rows]))
+  first, second = hessian.corrected([w[:4], w[4:]], moments, 1e-9)
+  best, *_ = np.linalg.lstsq(own.astype(np.float64), exact @ w.T, rcond=None)
+  np.testing.assert_allclose(np.concatenate([first, second]), best.T, atol=1e-4)
+  held, _ = hessian.corrected([w[:4], w[4:]], moments, 1e9)
+  np.testing.assert_allclose(held, w[:4], atol=1e-5)
+
+
+def test_scale_and_mask_are_chosen_for_each_other():
+  """With half of a group refined, its best scale is another."""
+  w, h = problem()
+  options = gptq.GptqOptions(format="autofp6", rho=0.5)
+  tensor = gptq.quantize_jointly([w], factor_of(h), options)[0]
+  plain = gptq.quantize_jointly(
+    [w], factor_of(h), gptq.GptqOptions(format="nvfp4")
+  )[0]
+  assert np.any(np.asarray(tensor.group_scale) != np.asarray(plain.group_scale))
+  assert loss(tensor, w, h) < 0.5 * loss(plain, w, h)

@@ -1,0 +1,120 @@
+"""What a calibration has done so far, on disk, so that it can go on."""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from autoematic_jax import formats
+from autoematic_jax.errors import AutoematicError
+
+_SUBJECT = "subject.json"
+_PROGRESS = "progress.npz"
+
+_STATIC = ("format", "decoding", "columns")
+
+Packed = dict[str, formats.QTensor]
+
+
+class State:
+  """A folder with the layers that are done and the hidden states after them.
+
+  Args:
+    folder: Made where it is missing; one of another calibration is refused.
+    subject: What is calibrated, and how.
+
+  Raises:
+    AutoematicError: The folder belongs to another calibration.
+  """
+
+  def __init__(self, folder: Path, subject: Mapping[str, Any]):
+    self._folder = folder
+    text = json.dumps(subject, indent=2, sort_keys=True)
+    known = folder / _SUBJECT
+    if not known.exists():
+      folder.mkdir(parents=True, exist_ok=True)
+      _replace(known, lambda path: path.write_text(text))
+    elif known.read_text() != text:
+      raise AutoematicError(
+        f"{folder} holds an unfinished calibration of another kind; delete it,"
+        " or repeat the command that began it"
+      )
+
+  def progress(self) -> tuple[int, dict[str, np.ndarray]]:
+    """Layers that are done, and the hidden states after the last."""
+    if not (self._folder / _PROGRESS).exists():
+      return 0, {}
+    with np.load(self._folder / _PROGRESS) as arrays:
+      hidden = {name: arrays[name] for name in arrays.files if name != "done"}
+      return int(arrays["done"]), hidden
+
+  def layer(self, number: int) -> Packed:
+    """The packed tensors of a layer that is done."""
+    with np.load(self._path(number)) as arrays:
+      described = json.loads(str(arrays["tensors"]))
+      return {
+        name: _unpack(arrays, name, static)
+        for name, static in described.items()
+      }
+
+  def add(
+    self, number: int, packed: Packed, hidden: Mapping[str, np.ndarray]
+  ) -> None:
+    """Keeps one more layer; until this returns, the layer is not done."""
+    arrays, described = {}, {}
+    for name, tensor in packed.items():
+      described[name] = {field: getattr(tensor, field) for field in _STATIC}
+      for field in _array_fields():
+        array = getattr(tensor, field)
+        if array is not None:
+          arrays[f"{name}/{field}"] = _as_bits(np.asarray(array))
+    arrays["tensors"] = np.asarray(json.dumps(described))
+    _replace(self._path(number), lambda path: _save(path, arrays))
+    _replace(
+      self._folder / _PROGRESS,
+      lambda path: _save(path, {"done": np.asarray(number + 1), **hidden}),
+    )
+
+  def discard(self) -> None:
+    """Removes the folder."""
+    shutil.rmtree(self._folder)
+
+  def _path(self, number):
+    return self._folder / f"layer_{number:05d}.npz"
+
+
+def _replace(path: Path, write) -> None:
+  """Writes a file that is whole or not there."""
+  partial = path.with_name(f"{path.stem}.partial{path.suffix}")
+  write(partial)
+  os.replace(partial, path)
+
+
+def _save(path, arrays):
+  np.savez(path, **arrays)
+
+
+def _array_fields():
+  names = (field.name for field in dataclasses.fields(formats.QTensor))
+  return [name for name in names if name not in _STATIC]
+
+
+def _as_bits(array):
+  """Numpy's files know no float8."""
+  return array.view(np.uint8) if array.dtype == jnp.float8_e4m3fn else array
+
+
+def _unpack(arrays, name, static) -> formats.QTensor:
+  fields = {}
+  for field in _array_fields():
+    array = arrays.get(f"{name}/{field}")
+    if array is not None and field == "group_scale":
+      array = array.view(jnp.float8_e4m3fn)
+    fields[field] = None if array is None else jnp.asarray(array)
+  return formats.QTensor(**fields, **static)
