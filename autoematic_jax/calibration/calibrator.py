@@ -154,12 +154,14 @@ class Calibrator:
       return self._state.layer(number)
     current: Tensors = dict(weights)
     packed: dict[str, formats.QTensor] = {}
+    exact = (
+      build_layer(self._config, dict(weights)) if self._corrected else None
+    )
     for reader in (prefix.QKV, prefix.OUTPUT, prefix.GATE_UP, prefix.DOWN):
       names = groups[reader]
-      layers = {_OWN: build_layer(self._config, current)}
-      if self._corrected:
-        layers[_EXACT] = build_layer(self._config, dict(weights))
-      moments, inputs = self._read(layers, reader)
+      moments, inputs = self._read(
+        build_layer(self._config, current), exact, reader
+      )
       if not moments.finite:
         raise NonFiniteError(
           f"calibration: what {names[0]} of layer {number} reads holds NaN or"
@@ -170,9 +172,8 @@ class Calibrator:
         packed[name] = tensor
         current[name] = np.asarray(formats.dequantize(tensor))
       if reader in _LAST:
-        layers[_OWN] = build_layer(self._config, current)
-        for name, stream in self._streams.items():
-          stream.add_output(layers[name], reader, inputs[name])
+        layer = build_layer(self._config, current)
+        self._streams[_OWN].add_output(layer, reader, inputs)
     if self._state is not None:
       hidden = {name: s.hidden for name, s in self._streams.items()}
       self._state.add(number, packed, hidden)
@@ -197,18 +198,19 @@ class Calibrator:
       "text_and_embedding": digest.hexdigest(),
     }
 
-  def _read(self, layers, reader):
+  def _read(self, own, exact, reader):
     """Moments of a projection's inputs; the inputs too, if they go on."""
-    inputs: dict[str, list[np.ndarray]] = {name: [] for name in layers}
-    moments = None
-    chunks = [self._streams[n].inputs(layers[n], reader) for n in layers]
-    for several in zip(*chunks, strict=True):
+    last = reader in _LAST
+    streams = [self._streams[_OWN].inputs(own, reader)]
+    if exact is not None:
+      streams.append(self._streams[_EXACT].inputs(exact, reader, pass_on=last))
+    moments, inputs = None, []
+    for several in zip(*streams, strict=True):
       rows = [x.reshape(-1, x.shape[-1]) for x in several]
       moments = moments or Moments(rows[0].shape[1])
       moments.add(*rows)
-      if reader in _LAST:
-        for name, x in zip(layers, several, strict=True):
-          inputs[name].append(np.asarray(x))
+      if last:
+        inputs.append(np.asarray(several[0]))
     assert moments is not None
     return moments, inputs
 

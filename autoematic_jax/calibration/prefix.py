@@ -37,7 +37,7 @@ class Prefix:
     self.hidden = hidden
 
   def inputs(
-    self, layer: DecoderLayer, reader: str
+    self, layer: DecoderLayer, reader: str, *, pass_on: bool = False
   ) -> Iterator[Float[Array, "B T K"]]:
     """What a projection of the layer reads, some samples at a time.
 
@@ -45,11 +45,16 @@ class Prefix:
       layer: The layer, alone in its stack; projections before `reader` are
         already those that the hidden states are to pass through.
       reader: QKV, OUTPUT, GATE_UP or DOWN.
+      pass_on: Whether to add what the projection makes of it to the hidden
+        states, which saves keeping it for `add_output`.
     """
     read = _READERS[reader]
     for rows in self._chunks():
       chunk = jnp.asarray(self.hidden[rows])
-      yield read(layer, chunk, _context(self._config, *chunk.shape[:2]))
+      x = read(layer, chunk, _context(self._config, *chunk.shape[:2]))
+      if pass_on:
+        self.hidden[rows] += np.asarray(_PROJECTIONS[reader](layer, x))
+      yield x
 
   def add_output(
     self,

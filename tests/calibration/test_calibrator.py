@@ -182,7 +182,7 @@ def test_an_interrupted_calibration_goes_on(source, tmp_path, monkeypatch):
     patch.setattr(
       prefix.Prefix,
       "inputs",
-      lambda self, *args: read.append(args) or inputs(self, *args),
+      lambda self, *args, **kw: read.append(args) or inputs(self, *args, **kw),
     )
     calibrate(source, out)
   # One layer of four inputs, in the quantized model and in full precision.

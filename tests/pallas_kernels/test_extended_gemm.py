@@ -35,11 +35,11 @@ def mixed_levels(weight, m):
   return np.resize(np.asarray(weight.levels, np.int32), m)
 
 
-def float64_result(x, weight, levels, decoding):
+def float64_result(x, weight, levels, decoding, **activation):
   """(W at the row's level) . (A at the row's level), in float64.
 
-  The masks are disjoint, so the plain product of refined operands is what the
-  extended-K form must give.
+  Where the masks are disjoint, the plain product of refined operands is what
+  the extended-K form must give.
   """
   mask = None
   if weight.refinement_mask is not None:
@@ -48,7 +48,7 @@ def float64_result(x, weight, levels, decoding):
     x,
     jnp.asarray(levels),
     weight_mask=mask,
-    config=ActivationConfig(decoding=decoding),
+    config=ActivationConfig(decoding=decoding, **activation),
     element="e2m3" if weight.format == "fp6g" else "e2m1",
   )
   a = np.asarray(rows.values, np.float64) + np.asarray(rows.delta, np.float64)
@@ -79,6 +79,22 @@ def test_both_implementations_match_float64(fmt, decoding, k):
   expected = float64_result(x, weight, levels, decoding)
   assert_close(extended_gemm(x, weight, levels), expected)
   assert_close(extended_gemm(x, expand([weight]), levels), expected)
+
+
+@pytest.mark.parametrize("fmt", ["autofp6", "autofp8"])
+def test_overlapping_masks_refine_both_operands(fmt):
+  rng = np.random.default_rng(5)
+  x, weight = make(rng, 9, 40, 464, fmt)
+  levels = mixed_levels(weight, 9)
+  options = {"overlapping": True, "threshold": 0.0005}
+  expected = float64_result(x, weight, levels, "exponent", **options)
+  apart = float64_result(x, weight, levels, "exponent")
+  assert np.any(expected != apart)
+  config = ActivationConfig(**options)
+  actual = extended_gemm(x, expand([weight]), levels, activation=config)
+  assert_close(actual, expected)
+  with pytest.raises(PrecisionError, match="masks cannot overlap"):
+    extended_gemm(x, weight, levels, activation=config)
 
 
 def test_refinement_brings_the_product_closer():
