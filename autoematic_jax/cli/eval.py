@@ -8,8 +8,8 @@ from autoematic_jax.compilation_cache import enable_compilation_cache
 from autoematic_jax.errors import AutoematicError
 from autoematic_jax.evaluation import quality
 from autoematic_jax.evaluation import reports
-from autoematic_jax.language_model import LanguageModel
-from autoematic_jax.precisions import DENSE_DTYPES
+from autoematic_jax.evaluation.contenders import Contenders
+from autoematic_jax.evaluation.journal import Journal
 from autoematic_jax.precisions import parse_precision
 
 
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
   enable_compilation_cache(args.compilation_cache)
   model = autoematic_jax.load(args.checkpoint)
   model = model.with_policy(arguments.read_policy(args.policy, model.policy))
-  reference = _reference(args)
-  precisions = _precisions(args.precisions, model)
+  contenders = Contenders(model, args.checkpoint, args.baseline)
+  precisions = _precisions(args.precisions, contenders)
   options = quality.QualityOptions(
     context=args.context, windows=args.windows, mode=args.mode
   )
@@ -69,37 +69,27 @@ def run(args: argparse.Namespace) -> int:
     "policy": model.policy.to_dict(),
     "text": quality.text_identity(text),
   }
-  journal = quality.Journal(args.resume, subject)
-  rows = quality.measure(
-    model, reference, windows, precisions, options, journal
-  )
+  journal = Journal(args.resume, subject)
+  rows = quality.measure(contenders, windows, precisions, options, journal)
   print(quality.table(rows))
-  print(f"KL and top-1 against {_name(args, reference)}")
+  print(f"KL and top-1 against {_reference_name(args, contenders)}")
   if args.json:
     reports.write(args.json, rows, **subject)
   return 0
 
 
-def _reference(args) -> LanguageModel:
-  source = args.baseline or args.checkpoint
-  return autoematic_jax.load(
-    source, compute_dtype="float32", dense=args.baseline is None
-  )
-
-
-def _name(args, reference):
+def _reference_name(args, contenders):
   if args.baseline is None:
     return "this checkpoint's own weights, dequantized and run in float32"
-  return f"{args.baseline} ({reference.format}), run in float32"
+  return f"{args.baseline} ({contenders.of('fp32').format}), run in float32"
 
 
-def _precisions(text, model):
+def _precisions(text, contenders):
   """Names that the model offers, checked before anything is measured."""
   if text is None:
-    return ["fp32", *map(str, model.precisions)]
+    return list(dict.fromkeys(["fp32", *map(str, contenders.model.precisions)]))
   names = text.split(",")
   for name in names:
-    if name in DENSE_DTYPES and name != "fp32":
-      raise AutoematicError(f"--precisions {name}: the reference is fp32")
+    contenders.check(name)
     parse_precision(name)
   return names
