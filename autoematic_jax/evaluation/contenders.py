@@ -6,6 +6,8 @@ from autoematic_jax.errors import AutoematicError
 from autoematic_jax.language_model import LanguageModel
 from autoematic_jax.language_model import load
 from autoematic_jax.precisions import DENSE_DTYPES
+from autoematic_jax.precisions import forced_levels
+from autoematic_jax.precisions import parse_precision
 
 
 class Contenders:
@@ -27,13 +29,16 @@ class Contenders:
     self._dense: dict[str, LanguageModel] = {}
 
   def check(self, precision: str) -> None:
-    """Refuses a rounding of weights that are rounded already.
+    """Refuses what no model here can run.
 
     Raises:
-      AutoematicError: `bf16` without unquantized weights.
+      AutoematicError: The checkpoint does not offer the precision, or it is
+        `bf16`, which would round again what is quantized, without a baseline.
     """
+    if precision not in DENSE_DTYPES:
+      forced_levels(self.model, parse_precision(precision))
     unquantized = self._baseline is not None or not self.model.levels
-    if precision in DENSE_DTYPES and precision != "fp32" and not unquantized:
+    if precision == "bf16" and not unquantized:
       raise AutoematicError(
         f"--precisions {precision} needs --baseline; without one the reference"
         " is fp32"
