@@ -16,7 +16,7 @@ STEPS_PER_CALL = 8
 """Decode steps between two looks at the result by the host."""
 
 
-def _bucket(count: int, smallest: int = 32) -> int:
+def bucket(count: int, smallest: int = 32) -> int:
   """The next of 32, 48, 64, 96, 128, 192, ... so that few shapes compile."""
   size = smallest
   while size < count:
@@ -67,7 +67,7 @@ class Run:
   def prefill(self) -> Iterator[TextChunk]:
     """Runs the prompts; yields the text of the first tokens."""
     lengths = [len(ids) for ids in self.encoded]
-    padded = _bucket(max(lengths))
+    padded = bucket(max(lengths))
     tokens = np.zeros((len(lengths), padded), np.int32)
     for row, ids in zip(tokens, self.encoded, strict=True):
       row[: len(ids)] = ids

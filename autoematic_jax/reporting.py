@@ -1,5 +1,7 @@
 """What a person sees of a generation: a summary and a picture."""
 
+from typing import Any
+
 import numpy as np
 
 from autoematic_jax.errors import AutoematicError
@@ -79,6 +81,20 @@ def require_matplotlib():
   return pyplot
 
 
+def save_figure(figure: Any, path: str) -> None:
+  """Writes a figure of matplotlib and lets go of it.
+
+  Raises:
+    AutoematicError: The file cannot be written.
+  """
+  try:
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+  except (OSError, ValueError) as error:
+    raise AutoematicError(f"cannot write {path}: {error}") from error
+  finally:
+    require_matplotlib().close(figure)
+
+
 def plot_trace(
   result: GenerationResult, levels: tuple[int, ...], path: str
 ) -> None:
@@ -128,9 +144,4 @@ def plot_trace(
   image = cm.ScalarMappable(colors.Normalize(-0.5, len(shown) - 0.5), palette)
   bar = figure.colorbar(image, ax=axes, ticks=range(len(shown)))
   bar.ax.set_yticklabels([f"{level} bits" for level in shown])
-  try:
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-  except (OSError, ValueError) as error:
-    raise AutoematicError(f"cannot write {path}: {error}") from error
-  finally:
-    pyplot.close(figure)
+  save_figure(figure, path)

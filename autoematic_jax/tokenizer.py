@@ -122,6 +122,11 @@ class Tokenizer:
     """Tokens that it knows, special ones included; 0 without a tokenizer."""
     return self._backend.get_vocab_size() if self._backend else 0
 
+  @property
+  def has_chat_template(self) -> bool:
+    """Whether conversations can be encoded."""
+    return self._chat_template is not None
+
   def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
     """Token ids of a text.
 

@@ -3,9 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,12 +13,12 @@ from tqdm import tqdm
 from autoematic_jax.errors import AutoematicError
 from autoematic_jax.evaluation import teacher_forcing
 from autoematic_jax.evaluation import text_scores
+from autoematic_jax.evaluation.bootstrap import mean_interval
+from autoematic_jax.evaluation.contenders import Contenders
+from autoematic_jax.evaluation.journal import Journal
 from autoematic_jax.language_model import LanguageModel
-from autoematic_jax.precisions import DENSE_DTYPES
 from autoematic_jax.precisions import forced_levels
 from autoematic_jax.precisions import parse_precision
-
-_RESAMPLES = 2000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,21 +63,18 @@ def text_windows(
 
 
 def measure(
-  model: LanguageModel,
-  reference: LanguageModel,
+  contenders: Contenders,
   windows: np.ndarray,
   precisions: Sequence[str],
   options: QualityOptions,
-  journal: "Journal",
+  journal: Journal,
 ) -> list[dict[str, Any]]:
   """One row of scores for each precision.
 
   Args:
-    model: The checkpoint that is judged.
-    reference: The unquantized model.
+    contenders: Who runs each precision; the reference is their `fp32`.
     windows: From `text_windows`.
-    precisions: Names as `parse_precision` takes them; `fp32` runs the
-      reference.
+    precisions: Names as `parse_precision` takes them.
     options: Windows and mode.
     journal: Remembers finished windows.
 
@@ -91,15 +86,17 @@ def measure(
   with tqdm(total=total, desc="scoring", unit="window") as progress:
     for index, tokens in enumerate(windows):
       for name, record in _window(
-        model, reference, index, tokens, precisions, options, journal
+        contenders, index, tokens, precisions, options, journal
       ):
         kept[name].append(record)
         progress.update()
-  return [_row(name, kept[name], model, reference) for name in precisions]
+  return [
+    {**contenders.describe(name), **_scores(kept[name])} for name in precisions
+  ]
 
 
 def _window(
-  model, reference, index, tokens, precisions, options, journal
+  contenders, index, tokens, precisions, options, journal
 ) -> Iterator[tuple[str, dict[str, Any]]]:
   """Records of one window at every precision."""
   tokens = jnp.asarray(tokens)
@@ -107,17 +104,17 @@ def _window(
   @functools.cache
   def run(name, mode):
     """Who runs a precision, its hidden states and bits; each pass once."""
-    judged = reference if name in DENSE_DTYPES else model
+    judged = contenders.of(name)
     forced = forced_levels(judged, parse_precision(name))
     return judged, *teacher_forcing.hidden_states(judged, tokens, forced, mode)
 
   for name in precisions:
-    record = journal.find(name, index)
+    record = journal.find("text", name, index)
     if record is None:
       record = _score_window(
         tokens, run(name, options.mode), run("fp32", "prefill")
       )
-      journal.add(name, index, record)
+      journal.add("text", name, index, record=record)
     yield name, record
 
 
@@ -135,79 +132,26 @@ def _score_window(tokens, judged_run, reference_run):
   }
 
 
-def _row(name, records, model, reference):
-  """Means over all windows, with bootstrap intervals over windows."""
-  judged = reference if name in DENSE_DTYPES else model
+def _scores(records):
+  """Means over all windows, with bootstrap intervals over windows.
+
+  Windows are independent values: they share no text.
+  """
   nll, kl, agree = (
     np.asarray([record[field] for record in records], np.float64)
     for field in ("nll", "kl", "agree")
   )
   return {
-    "precision": name,
-    "format": judged.format,
     "execution_bits": float(np.mean([record["bits"] for record in records])),
-    "stored_bits": judged.stored_bits,
     "perplexity": float(np.exp(nll.mean())),
-    "perplexity_interval": np.exp(_interval(nll.mean(1))).tolist(),
+    "perplexity_interval": np.exp(mean_interval(nll.mean(1))).tolist(),
     "kl_mean": float(kl.mean()),
-    "kl_mean_interval": _interval(kl.mean(1)).tolist(),
+    "kl_mean_interval": mean_interval(kl.mean(1)).tolist(),
     "kl_p99": float(np.quantile(kl, 0.99)),
     "top1_agreement": float(agree.mean()),
     "tokens": int(nll.size),
     "windows": len(records),
   }
-
-
-def _interval(values):
-  """95% bootstrap interval of a mean over windows; they share no text."""
-  rng = np.random.default_rng(0)
-  picks = rng.integers(0, len(values), (_RESAMPLES, len(values)))
-  return np.quantile(values[picks].mean(1), [0.025, 0.975])
-
-
-class Journal:
-  """Finished windows on disk, so that an interrupted run can go on.
-
-  One JSON object a line. The first names what is measured; a file that names
-  something else is refused rather than mixed in.
-  """
-
-  def __init__(self, path: str | None, subject: dict[str, Any]):
-    self._path = Path(path) if path else None
-    self._records: dict[tuple[str, int], dict[str, Any]] = {}
-    if self._path is None:
-      return
-    try:
-      if self._path.exists():
-        self._read(self._path.read_text(), subject)
-      else:
-        self._path.write_text(json.dumps(subject) + "\n")
-    except OSError as error:
-      raise AutoematicError(f"--resume {path}: {error}") from error
-
-  def _read(self, text, subject):
-    first, *lines = text.splitlines() or [""]
-    if first != json.dumps(subject):
-      raise AutoematicError(
-        f"--resume {self._path} holds another measurement; name another file"
-      )
-    for line in lines:
-      try:
-        record = json.loads(line)
-      except ValueError:
-        continue  # The line that was being written when the run ended.
-      self._records[record["precision"], record["window"]] = record
-
-  def find(self, precision: str, window: int) -> dict[str, Any] | None:
-    """What was measured before, if it was."""
-    return self._records.get((precision, window))
-
-  def add(self, precision: str, window: int, record: dict[str, Any]) -> None:
-    """Keeps one finished window."""
-    if self._path is not None:
-      line = {"precision": precision, "window": window, **record}
-      with self._path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 def text_identity(text: str) -> dict[str, Any]:

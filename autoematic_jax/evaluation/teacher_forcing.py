@@ -40,30 +40,63 @@ def hidden_states(
     Hidden states before the final norm, and the bits of each layer in the
     one pass or in every decode step.
   """
+  if mode == "prefill":
+    return one_pass(model, tokens, tokens.shape[0], forced)
   cache = model.init_cache(1, tokens.shape[0])
-  run = _prefill if mode == "prefill" else _decode
   levels = jnp.asarray(forced)
-  return run(model.decoder, tokens, cache, levels, policy=model.policy)
+  return _decode(model.decoder, tokens, cache, levels, policy=model.policy)
+
+
+def one_pass(
+  model: LanguageModel,
+  tokens: Int[Array, "T"],
+  length: int,
+  forced: Int[Array | np.ndarray, "L"],
+) -> tuple[Float[Array, "T D"], Int[Array, "1 L"]]:
+  """Runs one text, of which only the first tokens count, in one pass.
+
+  Texts of several lengths share a compiled program where they are padded to
+  the same one; what pads them changes nothing before it.
+
+  Args:
+    model: A loaded checkpoint.
+    tokens: The text, padded at the end with anything.
+    length: Tokens before the padding.
+    forced: Bits of each layer, or ADAPTIVE where the policy decides.
+
+  Returns:
+    Hidden states before the final norm, and the bits of each layer.
+  """
+  cache = model.init_cache(1, tokens.shape[0])
+  return _prefill(
+    model.decoder,
+    tokens,
+    jnp.asarray([length], jnp.int32),
+    cache,
+    jnp.asarray(forced),
+    policy=model.policy,
+  )
 
 
 @partial(jax.jit, static_argnames="policy")
 def _prefill(
   decoder: Decoder,
   tokens: Int[Array, "T"],
+  length: Int[Array, "1"],
   cache: kv_cache.KVCache,
   forced: Int[Array, "L"],
   *,
   policy: policy_lib.PolicyConfig,
 ):
-  hidden, _, bits = _pass(decoder, tokens, cache, forced, policy)
+  hidden, _, bits = _pass(decoder, tokens, length, cache, forced, policy)
   return hidden, bits.T
 
 
-def _pass(decoder, tokens, cache, forced, policy):
+def _pass(decoder, tokens, length, cache, forced, policy):
   hidden, cache, _, bits = decoder.run_layers(
     tokens[None],
     start=jnp.zeros((1,), jnp.int32),
-    lengths=jnp.full((1,), tokens.shape[0], jnp.int32),
+    lengths=length,
     cache=cache,
     policy=policy_lib.start_prefill(policy, 1),
     forced=forced,
@@ -83,7 +116,8 @@ def _decode(
   policy: policy_lib.PolicyConfig,
 ):
   prefix, rest = tokens[:DECODE_PREFIX], tokens[DECODE_PREFIX:]
-  first, cache, _ = _pass(decoder, prefix, cache, forced, policy)
+  length = jnp.full((1,), DECODE_PREFIX, jnp.int32)
+  first, cache, _ = _pass(decoder, prefix, length, cache, forced, policy)
 
   def entropy(hidden):
     return signals.topk_entropy(decoder.logits(hidden), policy.entropy_top_k)

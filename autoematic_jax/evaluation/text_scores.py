@@ -75,5 +75,41 @@ def _score_rows(decoder, hidden, reference, reference_hidden, targets):
   return nll, kl, agree
 
 
+def log_likelihoods(
+  decoder: Decoder,
+  hidden: Float[Array, "T D"],
+  tokens: Int[Array, "T"],
+  first: int,
+  last: int,
+) -> np.ndarray:
+  """Log-likelihoods, in nats, of a piece of a text given what precedes it.
+
+  Args:
+    decoder: The model that is judged.
+    hidden: Its hidden states before the final norm.
+    tokens: The text; may be padded at the end.
+    first: Position of the piece's first token, at least 1.
+    last: Position after its last token.
+
+  Returns:
+    `[last - first]` values.
+  """
+  parts = [
+    _likelihoods(decoder, hidden, tokens, jnp.asarray(start))
+    for start in range(first - 1, last - 1, _ROWS_AT_ONCE)
+  ]
+  return np.concatenate(parts)[: last - first]
+
+
+@jax.jit
+def _likelihoods(decoder, hidden, tokens, start):
+  # As many rows whatever the piece, so that a text's length decides alone
+  # what is compiled; those past the end are cut off by the caller.
+  rows = start + jnp.arange(_ROWS_AT_ONCE)
+  log_q = jax.nn.log_softmax(_logits(decoder, hidden.at[rows].get(mode="clip")))
+  targets = tokens.at[rows + 1].get(mode="clip")
+  return jnp.take_along_axis(log_q, targets[:, None], axis=1)[:, 0]
+
+
 def _logits(decoder, hidden):
   return decoder.logits(hidden, one_by_one=False)

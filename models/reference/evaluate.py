@@ -18,8 +18,8 @@ import tokenizers
 from jax.typing import DTypeLike
 
 from autoematic_jax.models.reference import decode
-from autoematic_jax.models.reference import export
 from autoematic_jax.models.reference import network
+from autoematic_jax.models.reference import problem_file
 from autoematic_jax.models.reference import tasks
 from autoematic_jax.models.reference import vocabulary
 from autoematic_jax.models.reference import weights
@@ -147,7 +147,7 @@ def main() -> None:
   if args.count:
     problems = tasks.held_out(args.count)
   else:
-    problems = export.load_problems(args.model / "held_out.jsonl")
+    problems = problem_file.load(args.model / problem_file.NAME)
   answers = answer(
     params, config, tokenizer, problems, batch=args.batch, dtype=dtype
   )

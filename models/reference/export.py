@@ -8,17 +8,16 @@ measure what a lower precision costs.
 """
 
 import argparse
-import json
 import shutil
 from pathlib import Path
 
 from autoematic_jax.models.reference import network
+from autoematic_jax.models.reference import problem_file
 from autoematic_jax.models.reference import tasks
 from autoematic_jax.models.reference import text as text_lib
 from autoematic_jax.models.reference import training_state
 from autoematic_jax.models.reference import vocabulary
 from autoematic_jax.models.reference import weights
-from autoematic_jax.models.reference.problem import Problem
 
 SAMPLE_SIZE = 100_000
 """Characters of held-out text."""
@@ -27,31 +26,6 @@ LARGEST = 32_000_000
 """Bytes of all files together."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-
-
-def save_problems(path: Path, problems: list[Problem]) -> None:
-  """One JSON object a line: kind, prompt, answer and final answer."""
-  lines = (
-    json.dumps(
-      {
-        "kind": p.kind,
-        "prompt": p.prompt,
-        "answer": p.answer,
-        "final": p.final,
-      }
-    )
-    for p in problems
-  )
-  path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def load_problems(path: Path) -> list[Problem]:
-  """Reads what `save_problems` wrote."""
-  entries = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-  return [
-    Problem(kind=e["kind"], prompt=e["prompt"], answer=e["answer"])
-    for e in entries
-  ]
 
 
 def export(
@@ -83,7 +57,7 @@ def export(
   if out.resolve() != tokenizer.resolve():
     for name in _TOKENIZER_FILES:
       shutil.copyfile(tokenizer / name, out / name)
-  save_problems(out / "held_out.jsonl", tasks.held_out())
+  problem_file.save(out / problem_file.NAME, tasks.held_out())
   _, held_out = text_lib.articles(text)
   (out / "sample.txt").write_text(
     text_lib.sample(held_out, SAMPLE_SIZE), encoding="utf-8"

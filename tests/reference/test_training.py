@@ -8,6 +8,7 @@ import pytest
 from autoematic_jax.models.reference import evaluate
 from autoematic_jax.models.reference import export
 from autoematic_jax.models.reference import network
+from autoematic_jax.models.reference import problem_file
 from autoematic_jax.models.reference import tasks
 from autoematic_jax.models.reference import train
 from autoematic_jax.models.reference import training_state
@@ -131,7 +132,7 @@ def test_what_is_exported_can_be_evaluated(
     loaded["embedding"],
     state.params["embedding"].astype(jnp.bfloat16),
   )
-  problems = export.load_problems(out / "held_out.jsonl")
+  problems = problem_file.load(out / problem_file.NAME)
   assert problems == tasks.held_out()
   assert len(problems) == 400
   run(evaluate, monkeypatch, "--model", out, "--count", 9, "--batch", 4)
