@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help="keeps finished windows and items here and goes on from them",
   )
   arguments.add_policy(parser)
+  arguments.add_activation(parser)
   arguments.add_compilation_cache(parser)
 
 
@@ -109,7 +110,8 @@ def run(args: argparse.Namespace) -> int:
   if text is None and not tasks:
     raise AutoematicError("give --text, --tasks or --task-file")
   enable_compilation_cache(args.compilation_cache)
-  model = autoematic_jax.load(args.checkpoint)
+  activation = arguments.read_activation(args)
+  model = autoematic_jax.load(args.checkpoint, activation=activation)
   model = model.with_policy(arguments.read_policy(args.policy, model.policy))
   contenders = Contenders(model, args.checkpoint, args.baseline)
   precisions = _precisions(args.precisions, contenders)
@@ -178,6 +180,8 @@ def _subject(args, model, text, tasks):
     "checkpoint": args.checkpoint,
     "baseline": args.baseline,
     "policy": model.policy.to_dict(),
+    "activation_threshold": args.activation_threshold,
+    "overlapping_masks": args.overlapping_masks,
     "tasks": runner.identities(tasks),
   }
   if text is None:

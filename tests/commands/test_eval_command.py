@@ -113,9 +113,21 @@ def test_an_interrupted_run_goes_on(run, checkpoints, text, tmp_path):
     run(*words, "--mode", "decode")
 
 
+def test_activations_are_refined_as_asked(run, checkpoints, text, tmp_path):
+  report = tmp_path / "report.json"
+  words = ["eval", checkpoints["autofp6"], "--baseline", checkpoints["fp32"]]
+  words += ["--text", text, "--precisions", "6", "--json", report, *OPTIONS]
+  kl = []
+  for more in ([], ["--overlapping-masks", "--activation-threshold", "0"]):
+    run(*words, *more)
+    kl.append(json.loads(report.read_text())["rows"][0]["kl_mean"])
+  assert kl[1] != kl[0]
+
+
 @pytest.mark.parametrize(
   ("words", "message"),
   [
+    (["--activation-threshold", "2"], "threshold=2.0 must be in"),
     (["--context", "500"], "--context 500 must be"),
     (["--context", "90", "--text", "short"], "the text has"),
     (["--windows", "0"], "--windows 0"),

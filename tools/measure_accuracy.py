@@ -1,0 +1,146 @@
+"""Converts a model by several recipes and measures what each costs.
+
+    python tools/measure_accuracy.py --model reference \
+      --source autoematic_jax/models/reference/checkpoint \
+      --calibrate wiki.txt --text sample.txt --tasks reference \
+      --work build/accuracy --json benchmarks/accuracy.json
+
+Checkpoints in the working folder are used again. Rows of other models that the
+JSON file holds are kept.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from autoematic_jax.checkpoints import load_checkpoint
+from autoematic_jax.evaluation import environment
+
+_CALIBRATED = ["--format", "autofp6", "--calibrate", "TEXT"]
+_PAPER = ["--decoding", "fixed", "--no-scale-search", "--no-correction"]
+_OVERLAP = ["--overlapping-masks", "--activation-threshold", "0.0005"]
+
+# Checkpoint and how it is made.
+CHECKPOINTS = {
+  "fp32": ["--format", "fp32"],
+  "bf16": ["--format", "bf16"],
+  "nvfp4": ["--format", "nvfp4"],
+  "fp6g": ["--format", "fp6g"],
+  "rtn": ["--format", "autofp6"],
+  "paper": [*_CALIBRATED, *_PAPER],
+  "scale": [*_CALIBRATED, "--decoding", "fixed", "--no-correction"],
+  "step": [*_CALIBRATED, "--no-correction"],
+  "best": _CALIBRATED,
+}
+
+# Recipe: checkpoint, precision and options of `autoematic eval`.
+RECIPES = {
+  "bf16": ("bf16", "bf16", []),
+  "nvfp4": ("nvfp4", "4", []),
+  "fp6g": ("fp6g", "6", []),
+  "autofp6_rtn": ("rtn", "6", []),
+  "autofp6_gptq": ("paper", "6", []),
+  "autofp6_gptq_scales": ("scale", "6", []),
+  "autofp6_gptq_scales_exponent": ("step", "6", []),
+  "autofp6_best_disjoint": ("best", "6", []),
+  "autofp6_best": ("best", "6", _OVERLAP),
+  "autofp6_best_at_4": ("best", "4", []),
+  "adaptive": ("best", "adaptive", _OVERLAP),
+}
+
+
+def main() -> None:
+  """Measures recipe after recipe, saving each."""
+  args = _arguments()
+  args.work.mkdir(parents=True, exist_ok=True)
+  report = {"rows": []}
+  if args.json.exists():
+    report = json.loads(args.json.read_text())
+  _converted(args, "fp32")
+  for recipe in args.recipes:
+    checkpoint, precision, options = RECIPES[recipe]
+    row = _evaluate(args, _converted(args, checkpoint), precision, options)
+    report["rows"] = [
+      old
+      for old in report["rows"]
+      if (old["model"], old["precision"]) != (args.model, recipe)
+    ]
+    report["rows"].append({"model": args.model, "precision": recipe, **row})
+    report["machine"] = environment.machine()
+    report["versions"] = environment.versions()
+    commands = report.setdefault("command", {})
+    commands[args.model] = shlex.join(["python", *sys.argv])
+    args.json.write_text(json.dumps(report, indent=1) + "\n")
+    print(recipe, json.dumps(row), flush=True)
+
+
+def _converted(args, name: str) -> Path:
+  """The checkpoint of a recipe, made if it is not there."""
+  path = args.work / f"{args.model}-{name}"
+  if not path.exists():
+    options = [
+      str(args.calibrate) if o == "TEXT" else o for o in CHECKPOINTS[name]
+    ]
+    if "autofp6" in options:
+      options += ["--levels", "4,6"]
+    if "--calibrate" in options:
+      options += ["--calibration-samples", str(args.samples)]
+    _autoematic("convert", args.source, path, "--quiet", *options)
+  return path
+
+
+def _evaluate(args, checkpoint, precision, options):
+  """The measured row, under the names of the report."""
+  out = args.work / "row.json"
+  words = ["eval", checkpoint, "--precisions", precision, "--json", out]
+  words += ["--baseline", args.work / f"{args.model}-fp32", *options]
+  words += ["--text", args.text, "--context", 512, "--windows", args.windows]
+  if args.tasks:
+    words += ["--tasks", args.tasks, "--task-batch", 32]
+  if args.limit:
+    words += ["--limit", args.limit]
+  _autoematic(*words)
+  (row,) = json.loads(out.read_text())["rows"]
+  kept = ("score", "low", "high", "n")
+  return {
+    # Of what was converted: the row of bf16 is that of the baseline.
+    "stored_bits": load_checkpoint(checkpoint).stored_bits,
+    "execution_bits": row["execution_bits"],
+    "ppl": row["perplexity"],
+    "kl_mean": row["kl_mean"],
+    "kl_p99": row["kl_p99"],
+    "top1_agreement": row["top1_agreement"],
+    "tasks": {
+      name: {key: task[key] for key in kept}
+      for name, task in row.get("tasks", {}).items()
+    },
+  }
+
+
+def _autoematic(*words) -> None:
+  command = [sys.executable, "-m", "autoematic_jax.cli.main", *map(str, words)]
+  subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def _arguments() -> argparse.Namespace:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  add = parser.add_argument
+  add("--model", required=True, help="its name in the report")
+  add("--source", type=Path, required=True)
+  add("--calibrate", type=Path, required=True, metavar="TEXT")
+  add("--samples", type=int, default=128, help="of 512 tokens, to calibrate on")
+  add("--text", type=Path, required=True, help="to measure KL on")
+  add("--windows", type=int, default=16, help="of 512 tokens")
+  add("--tasks", help="as `autoematic eval` takes them")
+  add("--limit", type=int, help="items of each task")
+  add("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES))
+  add("--work", type=Path, required=True, help="folder of checkpoints")
+  add("--json", type=Path, required=True)
+  return parser.parse_args()
+
+
+if __name__ == "__main__":
+  main()
