@@ -16,6 +16,7 @@ from autoematic_jax.calibration import hessian
 from autoematic_jax.calibration import prefix
 from autoematic_jax.calibration.hessian import Moments
 from autoematic_jax.calibration.state import State
+from autoematic_jax.errors import AutoematicError
 from autoematic_jax.errors import NonFiniteError
 from autoematic_jax.models.builder import Tensors
 from autoematic_jax.models.builder import build_layer
@@ -109,9 +110,11 @@ class Calibrator:
       options: Format, rho and decoding of the checkpoint.
 
     Raises:
-      AutoematicError: The state folder belongs to another calibration.
+      AutoematicError: The state folder belongs to another calibration, or what
+        is kept of the text does not fit into memory.
     """
     self._config = config
+    self._check_memory()
     self._options = gptq.GptqOptions(
       format=options.format,
       rho=options.rho,
@@ -184,6 +187,20 @@ class Calibrator:
     if self._state is not None:
       self._state.discard()
 
+  def _check_memory(self):
+    """Refuses what would be killed half-way."""
+    config, free = self._config, _available_bytes()
+    widest = max(config.intermediate_size, config.num_heads * config.head_dim)
+    held = len(self._stream_names()) * config.hidden_size + widest
+    needed = self._tokens.size * held * np.dtype(np.float32).itemsize
+    if free is not None and needed > free:
+      samples, length = self._tokens.shape
+      raise AutoematicError(
+        f"calibration on {samples} x {length} tokens keeps"
+        f" {needed / 1e9:.3g} GB of hidden states, and {free / 1e9:.3g} GB of"
+        " memory are free; use fewer --calibration-samples"
+      )
+
   def _stream_names(self):
     return (_OWN, _EXACT) if self._corrected else (_OWN,)
 
@@ -237,3 +254,13 @@ class Calibrator:
       rho=self._options.rho,
       decoding=self._options.decoding,
     )
+
+
+def _available_bytes() -> int | None:
+  """Memory that can still be taken, where Linux tells."""
+  try:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+  except OSError:
+    return None
+  found = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
+  return 1024 * int(found[0]) if found else None

@@ -2,6 +2,8 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,40 +34,59 @@ class Moments:
   """
 
   def __init__(self, columns: int):
-    self._second = np.zeros((columns, columns))
-    self._cross = np.zeros((columns, columns))
+    self._second = _Sum.zero(columns)
+    self._cross = _Sum.zero(columns)
     self._rows = 0
 
   def add(
     self, x: Float[Array, "M K"], target: Float[Array, "M K"] | None = None
   ) -> None:
-    """Adds a batch; sums are float32 within it and float64 across batches."""
-    self._second += np.asarray(_product(x, x), np.float64)
+    """Adds a batch, on the device."""
+    self._second = _add_product(self._second, x, x)
     if target is not None:
-      self._cross += np.asarray(_product(x, target), np.float64)
+      self._cross = _add_product(self._cross, x, target)
     self._rows += x.shape[0]
 
   @property
   def hessian(self) -> Float[np.ndarray, "K K"]:
     """Mean of `x x^T`, float64."""
-    return self._second / max(self._rows, 1)
+    return self._second.exact() / max(self._rows, 1)
 
   @property
   def cross(self) -> Float[np.ndarray, "K K"]:
     """Mean of `x t^T`, float64; 0 without targets."""
-    return self._cross / max(self._rows, 1)
+    return self._cross.exact() / max(self._rows, 1)
 
   @property
   def finite(self) -> bool:
     """Whether neither sum holds NaN or Inf."""
-    return bool(
-      np.isfinite(self._second).all() & np.isfinite(self._cross).all()
-    )
+    sums = (self._second.total, self._cross.total)
+    return all(bool(jnp.isfinite(total).all()) for total in sums)
 
 
-@jax.jit
-def _product(x, y):
-  return jnp.matmul(x.T, y, precision=jax.lax.Precision.HIGHEST)
+class _Sum(NamedTuple):
+  """A float32 sum, and what its additions lost (Kahan's summation)."""
+
+  total: Float[Array, "K K"]
+  lost: Float[Array, "K K"]
+
+  @classmethod
+  def zero(cls, columns):
+    # Two arrays, as each is given up to the next addition.
+    shape = (columns, columns)
+    return cls(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
+
+  def exact(self):
+    """The sum in float64."""
+    total = np.asarray(self.total, np.float64)
+    return total - np.asarray(self.lost, np.float64)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _add_product(old, x, y):
+  added = jnp.matmul(x.T, y, precision=jax.lax.Precision.HIGHEST) - old.lost
+  total = old.total + added
+  return _Sum(total, (total - old.total) - added)
 
 
 def corrected(

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 import autoematic_jax
 from autoematic_jax.calibration import Calibrator
 from autoematic_jax.calibration import calibration_tokens
+from autoematic_jax.calibration import calibrator
 from autoematic_jax.calibration import prefix
 from autoematic_jax.checkpoints import convert
 from autoematic_jax.checkpoints import load_checkpoint
@@ -211,6 +212,16 @@ def test_overflow_names_the_layer(source, tmp_path):
   message = r"mlp\.down_proj\.weight of layer 0 reads holds NaN"
   with pytest.raises(NonFiniteError, match=message):
     convert(tmp_path, tmp_path / "out", calibrator=Calibrator(tokens))
+  assert not (tmp_path / "out").exists()
+
+
+def test_a_text_that_does_not_fit_is_refused(source, tmp_path, monkeypatch):
+  monkeypatch.setattr(calibrator, "_available_bytes", lambda: 2**20)
+  tokens = np.zeros((64, 32), np.int32)
+  # Two streams 60 wide, and inputs of the widest projection, 96.
+  message = r"64 x 32 tokens keeps 0.00177 GB .* 0.00105 GB of memory"
+  with pytest.raises(AutoematicError, match=message):
+    convert(source, tmp_path / "out", calibrator=Calibrator(tokens))
   assert not (tmp_path / "out").exists()
 
 

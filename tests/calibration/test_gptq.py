@@ -177,3 +177,17 @@ def test_scale_and_mask_are_chosen_for_each_other():
   )[0]
   assert np.any(np.asarray(tensor.group_scale) != np.asarray(plain.group_scale))
   assert loss(tensor, w, h) < 0.5 * loss(plain, w, h)
+
+
+def test_moments_of_many_batches_stay_exact():
+  rng = np.random.default_rng(4)
+  moments, expected = hessian.Moments(3), np.zeros((3, 3))
+  # After the first batch, each other is lost to float32 on its own.
+  batches = [np.full((1, 3), 4096.0), *rng.uniform(0.1, 1, (500, 1, 3))]
+  for batch in batches:
+    x = batch.astype(np.float32)
+    moments.add(jnp.asarray(x), jnp.asarray(x))
+    expected += x.T.astype(np.float64) @ x
+  expected /= len(batches)
+  np.testing.assert_allclose(moments.hessian, expected, rtol=1e-9)
+  np.testing.assert_allclose(moments.cross, expected, rtol=1e-9)

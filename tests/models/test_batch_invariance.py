@@ -21,8 +21,8 @@ from autoematic_jax.checkpoints import convert
 from autoematic_jax.models import registry
 from autoematic_jax.models.transformer import ADAPTIVE
 
-LENGTHS = (90, 5, 64)
-BUCKETS = (96, 32, 64)
+LENGTHS = (90, 5)
+BUCKETS = (96, 32)
 
 
 def config(hidden, heads, kv_heads, head_dim, family="Llama"):
