@@ -104,7 +104,7 @@ def _evaluate(args, checkpoint, precision, options):
     words += ["--limit", args.limit]
   _autoematic(*words)
   (row,) = json.loads(out.read_text())["rows"]
-  kept = ("score", "low", "high", "n")
+  kept = ("score", "low", "high", "n", "execution_bits")
   return {
     # Of what was converted: the row of bf16 is that of the baseline.
     "stored_bits": load_checkpoint(checkpoint).stored_bits,
