@@ -3,6 +3,7 @@
 import autoematic_jax
 from autoematic_jax.checkpoints import convert
 from autoematic_jax.models.reference import export
+from autoematic_jax.models.reference import problem_file
 from autoematic_jax.models.reference import tasks
 from autoematic_jax.models.reference import vocabulary
 
@@ -15,7 +16,7 @@ def test_it_is_small_enough_to_ship():
 
 
 def test_its_problems_are_those_that_training_left_out():
-  problems = export.load_problems(FOLDER / "held_out.jsonl")
+  problems = problem_file.load(problem_file.SHIPPED)
   assert problems == tasks.held_out()
 
 
