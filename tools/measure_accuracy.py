@@ -1,7 +1,7 @@
 """Converts a model by several recipes and measures what each costs.
 
     python tools/measure_accuracy.py --model reference \
-      --source autoematic_jax/models/reference/checkpoint \
+      --source models/reference/checkpoint \
       --calibrate wiki.txt --text sample.txt --tasks reference \
       --work build/accuracy --json benchmarks/accuracy.json
 

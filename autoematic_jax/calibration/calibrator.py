@@ -160,11 +160,10 @@ class Calibrator:
     exact = (
       build_layer(self._config, dict(weights)) if self._corrected else None
     )
+    own = build_layer(self._config, current)
     for reader in (prefix.QKV, prefix.OUTPUT, prefix.GATE_UP, prefix.DOWN):
       names = groups[reader]
-      moments, inputs = self._read(
-        build_layer(self._config, current), exact, reader
-      )
+      moments, inputs = self._read(own, exact, reader)
       if not moments.finite:
         raise NonFiniteError(
           f"calibration: what {names[0]} of layer {number} reads holds NaN or"
@@ -174,9 +173,9 @@ class Calibrator:
       for name, tensor in zip(names, tensors, strict=True):
         packed[name] = tensor
         current[name] = np.asarray(formats.dequantize(tensor))
+      own = build_layer(self._config, current)
       if reader in _LAST:
-        layer = build_layer(self._config, current)
-        self._streams[_OWN].add_output(layer, reader, inputs)
+        self._streams[_OWN].add_output(own, reader, inputs)
     if self._state is not None:
       hidden = {name: s.hidden for name, s in self._streams.items()}
       self._state.add(number, packed, hidden)
@@ -232,7 +231,8 @@ class Calibrator:
     return moments, inputs
 
   def _quantize(self, weights, moments, names):
-    factor = hessian.factor(moments.hessian, self._options.damping)
+    second = moments.hessian
+    factor = hessian.factor(second, self._options.damping)
     if factor is not None:
       if factor.damping > self._options.damping:
         logging.warning(
@@ -241,7 +241,9 @@ class Calibrator:
           factor.damping,
         )
       if self._corrected:
-        weights = hessian.corrected(weights, moments, factor.damping)
+        weights = hessian.corrected(
+          weights, second, moments.cross, factor.damping
+        )
       return gptq.quantize_jointly(weights, factor, self._options)
     logging.warning(
       "%s: the inputs' Hessian has no Cholesky factor even with damping;"

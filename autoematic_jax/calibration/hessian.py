@@ -90,7 +90,10 @@ def _add_product(old, x, y):
 
 
 def corrected(
-  weights: Sequence[Float[np.ndarray, "_ K"]], moments: Moments, damping: float
+  weights: Sequence[Float[np.ndarray, "_ K"]],
+  second: Float[np.ndarray, "K K"],
+  cross: Float[np.ndarray, "K K"],
+  damping: float,
 ) -> list[Float[np.ndarray, "_ K"]]:
   """Weights for the inputs that the quantized model has.
 
@@ -100,16 +103,16 @@ def corrected(
 
   Args:
     weights: W of each matrix that reads the input.
-    moments: Of x and t.
+    second: Mean of `x x^T`: H.
+    cross: Mean of `x t^T`.
     damping: How firmly the result is held to W.
 
   Returns:
     V of each matrix, float32.
   """
-  hessian = moments.hessian
-  held = damping * hessian.diagonal().mean() * np.eye(len(hessian))
+  held = damping * second.diagonal().mean() * np.eye(len(second))
   rows = np.concatenate([np.asarray(w, np.float64) for w in weights])
-  found = np.linalg.solve(hessian + held, (moments.cross + held) @ rows.T).T
+  found = np.linalg.solve(second + held, (cross + held) @ rows.T).T
   ends = np.cumsum([len(w) for w in weights])[:-1]
   return np.split(found.astype(np.float32), ends)
 

@@ -1,6 +1,5 @@
 """What a calibration has done so far, on disk, so that it can go on."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -16,8 +15,6 @@ from autoematic_jax.errors import AutoematicError
 
 _SUBJECT = "subject.json"
 _PROGRESS = "progress.npz"
-
-_STATIC = ("format", "decoding", "columns")
 
 Packed = dict[str, formats.QTensor]
 
@@ -67,13 +64,12 @@ class State:
     self, number: int, packed: Packed, hidden: Mapping[str, np.ndarray]
   ) -> None:
     """Keeps one more layer; until this returns, the layer is not done."""
-    arrays, described = {}, {}
-    for name, tensor in packed.items():
-      described[name] = {field: getattr(tensor, field) for field in _STATIC}
-      for field in _array_fields():
-        array = getattr(tensor, field)
-        if array is not None:
-          arrays[f"{name}/{field}"] = _as_bits(np.asarray(array))
+    described = {name: tensor.static() for name, tensor in packed.items()}
+    arrays = {
+      f"{name}/{field}": _as_bits(array)
+      for name, tensor in packed.items()
+      for field, array in tensor.arrays().items()
+    }
     arrays["tensors"] = np.asarray(json.dumps(described))
     _replace(self._path(number), lambda path: _save(path, arrays))
     _replace(
@@ -100,21 +96,17 @@ def _save(path, arrays):
   np.savez(path, **arrays)
 
 
-def _array_fields():
-  names = (field.name for field in dataclasses.fields(formats.QTensor))
-  return [name for name in names if name not in _STATIC]
-
-
 def _as_bits(array):
   """Numpy's files know no float8."""
   return array.view(np.uint8) if array.dtype == jnp.float8_e4m3fn else array
 
 
-def _unpack(arrays, name, static) -> formats.QTensor:
-  fields = {}
-  for field in _array_fields():
-    array = arrays.get(f"{name}/{field}")
-    if array is not None and field == "group_scale":
-      array = array.view(jnp.float8_e4m3fn)
-    fields[field] = None if array is None else jnp.asarray(array)
-  return formats.QTensor(**fields, **static)
+def _unpack(file, name, static) -> formats.QTensor:
+  prefix = f"{name}/"
+  arrays = {
+    key.removeprefix(prefix): file[key]
+    for key in file.files
+    if key.startswith(prefix)
+  }
+  arrays["group_scale"] = arrays["group_scale"].view(jnp.float8_e4m3fn)
+  return formats.QTensor.rebuild(arrays, static)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from autoematic_jax import formats
@@ -46,14 +45,6 @@ DEFAULT_LEVELS = {
 Tensor = formats.QTensor | jax.Array | np.ndarray
 Arrays = dict[str, np.ndarray]
 
-_ARRAY_FIELDS = (
-  "codes",
-  "group_scale",
-  "tensor_scale",
-  "refinement_mask",
-  "offsets",
-)
-
 
 def layer_item(layer: int) -> str:
   """Name of the Orbax item that holds a layer."""
@@ -74,12 +65,7 @@ def arrays_of(tensor: Tensor) -> Arrays:
   """The named arrays that a tensor is stored as."""
   if not isinstance(tensor, formats.QTensor):
     return {"values": np.asarray(tensor)}
-  arrays = {name: getattr(tensor, name) for name in _ARRAY_FIELDS}
-  return {
-    name: np.asarray(array)
-    for name, array in arrays.items()
-    if array is not None
-  }
+  return tensor.arrays()
 
 
 def describe(tensor: Tensor) -> dict[str, Any]:
@@ -90,30 +76,15 @@ def describe(tensor: Tensor) -> dict[str, Any]:
   }
   if not isinstance(tensor, formats.QTensor):
     return {"kind": "dense", "arrays": arrays}
-  return {
-    "kind": "quantized",
-    "format": tensor.format,
-    "decoding": tensor.decoding,
-    "columns": tensor.columns,
-    "arrays": arrays,
-  }
+  return {"kind": "quantized", **tensor.static(), "arrays": arrays}
 
 
 def rebuild(entry: Mapping[str, Any], arrays: Arrays) -> Tensor:
   """The tensor that `describe` and `arrays_of` stand for."""
   if entry["kind"] == "dense":
     return arrays["values"]
-  fields = {name: jnp.asarray(array) for name, array in arrays.items()}
-  return formats.QTensor(
-    codes=fields["codes"],
-    group_scale=fields["group_scale"],
-    tensor_scale=fields["tensor_scale"],
-    refinement_mask=fields.get("refinement_mask"),
-    offsets=fields.get("offsets"),
-    format=entry["format"],
-    decoding=entry["decoding"],
-    columns=entry["columns"],
-  )
+  static = {name: entry[name] for name in ("format", "decoding", "columns")}
+  return formats.QTensor.rebuild(arrays, static)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,14 @@ REFINED_FORMATS = ("autofp6", "autofp8")
 
 _OFFSET_BYTES = {"autofp6": 1, "autofp8": 2}
 """Bytes of offsets for each refined subgroup of a row."""
+
+_ARRAY_FIELDS = (
+  "codes",
+  "group_scale",
+  "tensor_scale",
+  "refinement_mask",
+  "offsets",
+)
 
 
 @jax.tree_util.register_dataclass
@@ -113,6 +122,32 @@ class QTensor:
     """Bits of all arrays for each element of the unpadded matrix."""
     matrices = math.prod(self.codes.shape[:-2])
     return 8 * self.nbytes / (matrices * self.rows * self.columns)
+
+  def arrays(self) -> dict[str, np.ndarray]:
+    """On the host and by field, without those that the format lacks."""
+    fields = {name: getattr(self, name) for name in _ARRAY_FIELDS}
+    return {
+      name: np.asarray(array)
+      for name, array in fields.items()
+      if array is not None
+    }
+
+  def static(self) -> dict[str, Any]:
+    """The fields that are no arrays; JSON can hold them."""
+    return {
+      "format": self.format,
+      "decoding": self.decoding,
+      "columns": self.columns,
+    }
+
+  @classmethod
+  def rebuild(
+    cls, arrays: Mapping[str, np.ndarray], static: Mapping[str, Any]
+  ) -> "QTensor":
+    """The tensor that `arrays` and `static` came from; checks nothing."""
+    fields = dict.fromkeys(_ARRAY_FIELDS)
+    fields |= {name: jnp.asarray(array) for name, array in arrays.items()}
+    return cls(**fields, **static)
 
 
 def padded(columns: int) -> int:

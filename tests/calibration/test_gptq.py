@@ -160,10 +160,11 @@ def test_corrected_weights_are_the_least_squares_solution():
   moments = hessian.Moments(32)
   for rows in (slice(0, 200), slice(200, 500)):
     moments.add(jnp.asarray(own[rows]), jnp.asarray(exact[rows]))
-  first, second = hessian.corrected([w[:4], w[4:]], moments, 1e-9)
+  given = [w[:4], w[4:]], moments.hessian, moments.cross
+  first, second = hessian.corrected(*given, 1e-9)
   best, *_ = np.linalg.lstsq(own.astype(np.float64), exact @ w.T, rcond=None)
   np.testing.assert_allclose(np.concatenate([first, second]), best.T, atol=1e-4)
-  held, _ = hessian.corrected([w[:4], w[4:]], moments, 1e9)
+  held, _ = hessian.corrected(*given, 1e9)
   np.testing.assert_allclose(held, w[:4], atol=1e-5)
 
 
