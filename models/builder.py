@@ -21,6 +21,7 @@ from autoematic_jax.models.transformer import DecoderLayer
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
+from autoematic_jax.pallas_kernels.extended_gemm import RAGGED_FIELDS
 from autoematic_jax.pallas_kernels.extended_gemm import expand
 
 Tensor = formats.QTensor | Array | np.ndarray
@@ -145,19 +146,36 @@ def _stack(layers, count):
   """Stacks modules of one structure along a new leading axis."""
   buffers, treedef, filled = None, None, 0
   for module in layers:
-    leaves, structure = jax.tree.flatten(module)
+    leaves, structure = jax.tree.flatten_with_path(module)
     if buffers is None:
       treedef = structure
-      buffers = [np.empty((count, *x.shape), x.dtype) for x in leaves]
+      buffers = [np.zeros((count, *x.shape), x.dtype) for _, x in leaves]
     if structure != treedef or filled == count:
       raise CheckpointError(
         f"layer {filled} has other tensors than layer 0, or there are more"
         f" than {count} layers"
       )
-    for buffer, leaf in zip(buffers, leaves, strict=True):
-      buffer[filled] = np.asarray(leaf)
+    for index, (path, leaf) in enumerate(leaves):
+      if _is_ragged(path):
+        buffers[index] = _widened(buffers[index], leaf.shape[-1])
+        buffers[index][filled, ..., : leaf.shape[-1]] = np.asarray(leaf)
+      else:
+        buffers[index][filled] = np.asarray(leaf)
     filled += 1
   if buffers is None or treedef is None or filled != count:
     raise CheckpointError(f"{filled} layers were given; config has {count}")
   arrays = [jnp.asarray(buffer) for buffer in buffers]
   return jax.tree.unflatten(treedef, arrays)
+
+
+def _is_ragged(path):
+  """Whether an array may be narrower in some layers than in others."""
+  return getattr(path[-1], "name", None) in RAGGED_FIELDS
+
+
+def _widened(buffer, width):
+  """A buffer at least so wide; what is added is 0."""
+  missing = max(0, width - buffer.shape[-1])
+  if not missing:
+    return buffer
+  return np.pad(buffer, [(0, 0)] * (buffer.ndim - 1) + [(0, missing)])

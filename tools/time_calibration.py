@@ -15,12 +15,13 @@ import numpy as np
 
 from autoematic_jax.calibration import Calibrator
 from autoematic_jax.checkpoints.options import ConvertOptions
+from autoematic_jax.checkpoints.writer import ModelWeights
 from autoematic_jax.evaluation import environment
 from autoematic_jax.models import registry
 
 QWEN3_8B = {
   "architectures": ["Qwen3ForCausalLM"],
-  # Only the embedding depends on it, which calibration merely looks up.
+  # Small, as the time of a layer does not depend on it.
   "vocab_size": 1024,
   "hidden_size": 4096,
   "intermediate_size": 12288,
@@ -43,28 +44,35 @@ def main() -> None:
   parser.add_argument("--layers", type=int, default=2)
   parser.add_argument("--json", type=Path)
   args = parser.parse_args()
-  config = registry.config_from_hf(QWEN3_8B)
+  config = registry.config_from_hf(
+    {**QWEN3_8B, "num_hidden_layers": args.layers}
+  )
   specs = registry.tensor_specs(config)
   rng = np.random.default_rng(0)
-  vocab, width = specs["model.embed_tokens.weight"].shape
-  tokens = rng.integers(0, vocab, (args.samples, args.tokens), np.int32)
+  shape = (args.samples, args.tokens)
+  tokens = rng.integers(0, config.vocab_size, shape, np.int32)
   calibrator = Calibrator(tokens)
-  embedding = rng.standard_normal((vocab, width), np.float32)
-  calibrator.start(config, embedding, ConvertOptions(format="autofp6"))
-  weights, groups = _layer(specs, rng)
+  tensors = _tensors(specs, rng)
+  weights = ModelWeights(tensors.__getitem__, specs)
+  began = time.perf_counter()
+  calibrator.start(config, weights, ConvertOptions(format="autofp6"))
+  sensitivity = (time.perf_counter() - began) / args.layers
+  print(f"sensitivity: {sensitivity:.1f} s a layer", flush=True)
   seconds = []
-  for _ in range(args.layers):
+  for number in range(args.layers):
     began = time.perf_counter()
-    jax.block_until_ready(calibrator.layer(weights, groups))
+    jax.block_until_ready(calibrator.layer(number))
     seconds.append(time.perf_counter() - began)
     print(f"layer: {seconds[-1]:.1f} s", flush=True)
+  layers = QWEN3_8B["num_hidden_layers"]
   report = {
     "model": "Qwen3-8B shapes, random weights",
     "machine": environment.machine(),
     "versions": environment.versions(),
     "tokens": [args.samples, args.tokens],
+    "sensitivity_layer_s": sensitivity,
     "layer_s": seconds,
-    "all_layers_s": seconds[-1] * config.num_layers,
+    "all_layers_s": layers * (sensitivity + seconds[-1]),
     "peak_rss_mb": environment.peak_rss_mb(),
   }
   print(json.dumps(report, indent=1))
@@ -72,22 +80,18 @@ def main() -> None:
     args.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def _layer(specs, rng):
-  """Random weights of a layer, and the matrices that read each input."""
-  prefix = "model.layers.0."
-  weights, groups = {}, {}
+def _tensors(specs, rng):
+  """Random weights of every layer."""
+  tensors = {}
   for name, spec in specs.items():
-    if not name.startswith(prefix):
-      continue
-    relative = name.removeprefix(prefix)
     if spec.kind == "linear":
-      weights[relative] = rng.standard_normal(spec.shape, np.float32)
-      weights[relative] *= spec.shape[1] ** -0.5
-      reader = spec.input_group.removeprefix(prefix)
-      groups.setdefault(reader, []).append(relative)
+      tensors[name] = rng.standard_normal(spec.shape, np.float32)
+      tensors[name] *= spec.shape[1] ** -0.5
+    elif len(spec.shape) == 1:
+      tensors[name] = np.ones(spec.shape, np.float32)
     else:
-      weights[relative] = np.ones(spec.shape, np.float32)
-  return weights, groups
+      tensors[name] = rng.standard_normal(spec.shape, np.float32)
+  return tensors
 
 
 if __name__ == "__main__":

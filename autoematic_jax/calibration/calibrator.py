@@ -2,18 +2,22 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from absl import logging
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from autoematic_jax import formats
+from autoematic_jax.calibration import activations
+from autoematic_jax.calibration import budget
 from autoematic_jax.calibration import gptq
 from autoematic_jax.calibration import hessian
 from autoematic_jax.calibration import prefix
+from autoematic_jax.calibration import sensitivity
+from autoematic_jax.calibration.groups import SCALE_TARGETS
+from autoematic_jax.calibration.groups import GptqOptions
 from autoematic_jax.calibration.hessian import Moments
 from autoematic_jax.calibration.state import State
 from autoematic_jax.errors import AutoematicError
@@ -29,6 +33,12 @@ _OWN, _EXACT = "own", "exact"
 
 # Projections whose outputs join the hidden states.
 _LAST = (prefix.OUTPUT, prefix.DOWN)
+
+_EMBEDDING, _NORM = "model.embed_tokens.weight", "model.norm.weight"
+_HEAD = "lm_head.weight"
+
+_SENSITIVITY_SAMPLES = 8
+"""Samples on which sensitivity is measured; more spend the budget alike."""
 
 
 @runtime_checkable
@@ -51,6 +61,23 @@ class Rounding(Protocol):
     ...
 
 
+@runtime_checkable
+class ModelWeights(Protocol):
+  """The full-precision model, read a piece at a time."""
+
+  def tensor(self, name: str) -> np.ndarray:
+    """A tensor by its full name, float32."""
+    ...
+
+  def layer(self, number: int) -> tuple[Weights, dict[str, list[str]]]:
+    """Every tensor of a layer by name relative to it.
+
+    And for each of `qkv`, `o`, `gate_up` and `down`, the names of the matrices
+    that read that input.
+    """
+    ...
+
+
 class Calibrator:
   """Turns one layer after the other into packed tensors.
 
@@ -62,10 +89,17 @@ class Calibrator:
     tokens: `[samples, T]` token ids of the text.
     damping: Share of the Hessian's mean diagonal that is added to it.
     scale_targets: See `GptqOptions`.
+    sweeps: See `GptqOptions`.
+    spread: Whether the refined subgroups go where an error changes the next
+      token most, over the whole model, instead of evenly to every input of
+      every layer. Takes one more pass of a few samples, forward and back.
     corrected: Whether weights are first moved so that a projection's output on
       the quantized model's inputs is nearest to its output on full-precision
       inputs: layers then make good what those before them lost. The paper
       leaves this out.
+    overlapping: Whether activations will be refined where weights are too (see
+      `ActivationConfig`). If not, weights are refined where the activations
+      lose least by it.
     state_folder: Keeps the layers that are done, so that the same calibration
       goes on where it was interrupted.
   """
@@ -75,14 +109,20 @@ class Calibrator:
     tokens: Int[np.ndarray, "S T"],
     *,
     damping: float = 0.01,
-    scale_targets: tuple[float, ...] = gptq.SCALE_TARGETS,
+    scale_targets: tuple[float, ...] = SCALE_TARGETS,
+    sweeps: int = 2,
+    spread: bool = True,
     corrected: bool = True,
+    overlapping: bool = True,
     state_folder: Path | None = None,
   ):
     self._tokens = tokens
     self._damping = damping
     self._scale_targets = scale_targets
+    self._sweeps = sweeps
+    self._spread = spread
     self._corrected = corrected
+    self._overlapping = overlapping
     self._state_folder = state_folder
     self._state: State | None = None
 
@@ -93,41 +133,47 @@ class Calibrator:
     return (
       f"GPTQ on {samples} x {length} tokens,"
       f" {len(self._scale_targets)} scale targets,"
-      f" {'corrected' if self._corrected else 'original'} weights"
+      f" {self._sweeps} sweeps,"
+      f" {'corrected' if self._corrected else 'original'} weights,"
+      f" refinement {'by sensitivity' if self._spread else 'spread evenly'},"
+      f" masks {'may overlap' if self._overlapping else 'apart'}"
     )
 
   def start(
-    self,
-    config: ModelConfig,
-    embedding: Float[np.ndarray, "V D"],
-    options: Rounding,
+    self, config: ModelConfig, weights: ModelWeights, options: Rounding
   ) -> None:
     """Embeds the text, or takes up an interrupted calibration.
 
     Args:
       config: The model's config.
-      embedding: Its embedding.
+      weights: Its tensors.
       options: Format, rho and decoding of the checkpoint.
 
     Raises:
       AutoematicError: The state folder belongs to another calibration, or what
         is kept of the text does not fit into memory.
     """
-    self._config = config
+    self._config, self._weights = config, weights
     self._check_memory()
-    self._options = gptq.GptqOptions(
+    self._options = GptqOptions(
       format=options.format,
       rho=options.rho,
       decoding=options.decoding,
       damping=self._damping,
       scale_targets=self._scale_targets,
+      sweeps=self._sweeps,
     )
-    self._number, self._done, hidden = 0, 0, {}
+    embedding = weights.tensor(_EMBEDDING)
+    self._done, hidden, counts = 0, {}, None
     if self._state_folder is not None:
       self._state = State(self._state_folder, self._subject(embedding))
       self._done, hidden = self._state.progress()
+      counts = self._state.counts()
+    self._counts = self._spend(embedding) if counts is None else counts
+    if self._state is not None:
+      self._state.keep_counts(self._counts)
     if not hidden:
-      embedded = np.asarray(embedding[self._tokens], np.float32)
+      embedded = embedding[self._tokens]
       hidden = {name: embedded.copy() for name in self._stream_names()}
     if self._done:
       logging.info("going on after %d calibrated layers", self._done)
@@ -135,26 +181,21 @@ class Calibrator:
       name: prefix.Prefix(config, array) for name, array in hidden.items()
     }
 
-  def layer(
-    self, weights: Weights, groups: Mapping[str, Sequence[str]]
-  ) -> dict[str, formats.QTensor]:
+  def layer(self, number: int) -> dict[str, formats.QTensor]:
     """Quantizes the next layer's projections and runs the text through it.
 
     Args:
-      weights: Every tensor of the layer by name relative to the layer.
-      groups: For each of `qkv`, `o`, `gate_up` and `down`, the names of the
-        matrices that read that input.
+      number: The layer; each follows the one before it.
 
     Returns:
-      The packed projections, by name.
+      The packed projections, by name relative to the layer.
 
     Raises:
       NonFiniteError: What a projection reads holds NaN or Inf.
     """
-    number = self._number
-    self._number += 1
     if number < self._done and self._state is not None:
       return self._state.layer(number)
+    weights, groups = self._weights.layer(number)
     current: Tensors = dict(weights)
     packed: dict[str, formats.QTensor] = {}
     exact = (
@@ -163,13 +204,19 @@ class Calibrator:
     own = build_layer(self._config, current)
     for reader in (prefix.QKV, prefix.OUTPUT, prefix.GATE_UP, prefix.DOWN):
       names = groups[reader]
-      moments, inputs = self._read(own, exact, reader)
+      moments, activation_gain, inputs = self._read(own, exact, reader)
       if not moments.finite:
         raise NonFiniteError(
           f"calibration: what {names[0]} of layer {number} reads holds NaN or"
           " Inf; the model overflows on this text, or is damaged"
         )
-      tensors = self._quantize([weights[n] for n in names], moments, names)
+      tensors = self._quantize(
+        [weights[n] for n in names],
+        moments,
+        names,
+        refined=self._counts.get(_key(number, reader)),
+        activation_gain=activation_gain,
+      )
       for name, tensor in zip(names, tensors, strict=True):
         packed[name] = tensor
         current[name] = np.asarray(formats.dequantize(tensor))
@@ -200,6 +247,37 @@ class Calibrator:
         " memory are free; use fewer --calibration-samples"
       )
 
+  def _spend(self, embedding) -> dict[str, int]:
+    """Refined subgroups of each input; none named where all get the same."""
+    if not self._spread or not self._options.refined:
+      return {}
+    config = self._config
+    tied = config.tie_word_embeddings
+    measured = sensitivity.measure(
+      config,
+      self._tokens[:: -(-len(self._tokens) // _SENSITIVITY_SAMPLES)],
+      embedding=embedding,
+      norm=self._weights.tensor(_NORM),
+      head=embedding if tied else self._weights.tensor(_HEAD),
+      read_layer=lambda number: self._weights.layer(number)[0],
+      decoding=self._options.decoding,
+    )
+    candidates = {}
+    for number, layer in enumerate(measured):
+      weights, groups = self._weights.layer(number)
+      for reader, names in groups.items():
+        candidates[_key(number, reader)] = budget.candidates(
+          [weights[name] for name in names],
+          gradients=layer.gradients[reader],
+          inputs=layer.inputs[reader],
+          activation_gain=(
+            None if self._overlapping else layer.activation_gains[reader]
+          ),
+          format=self._options.format,
+          decoding=self._options.decoding,
+        )
+    return budget.spend(candidates, self._options.rho)
+
   def _stream_names(self):
     return (_OWN, _EXACT) if self._corrected else (_OWN,)
 
@@ -215,22 +293,31 @@ class Calibrator:
     }
 
   def _read(self, own, exact, reader):
-    """Moments of a projection's inputs; the inputs too, if they go on."""
+    """Moments of a projection's inputs, and what refining these is worth.
+
+    And the inputs themselves, if they go on.
+    """
     last = reader in _LAST
     streams = [self._streams[_OWN].inputs(own, reader)]
     if exact is not None:
       streams.append(self._streams[_EXACT].inputs(exact, reader, pass_on=last))
     moments, inputs = None, []
+    gain = 0.0
     for several in zip(*streams, strict=True):
       rows = [x.reshape(-1, x.shape[-1]) for x in several]
       moments = moments or Moments(rows[0].shape[1])
       moments.add(*rows)
+      if self._options.refined and not self._overlapping:
+        gain = gain + activations.refinement_gain(
+          rows[0], self._options.decoding
+        )
       if last:
         inputs.append(np.asarray(several[0]))
     assert moments is not None
-    return moments, inputs
+    gain = np.asarray(gain, np.float64) / self._tokens.size
+    return moments, gain, inputs
 
-  def _quantize(self, weights, moments, names):
+  def _quantize(self, weights, moments, names, *, refined, activation_gain):
     second = moments.hessian
     factor = hessian.factor(second, self._options.damping)
     if factor is not None:
@@ -244,7 +331,10 @@ class Calibrator:
         weights = hessian.corrected(
           weights, second, moments.cross, factor.damping
         )
-      return gptq.quantize_jointly(weights, factor, self._options)
+      loss = sum(budget.activation_loss(w, activation_gain) for w in weights)
+      return gptq.quantize_jointly(
+        weights, factor, self._options, refined=refined, loss=loss
+      )
     logging.warning(
       "%s: the inputs' Hessian has no Cholesky factor even with damping;"
       " rounded to nearest",
@@ -256,6 +346,11 @@ class Calibrator:
       rho=self._options.rho,
       decoding=self._options.decoding,
     )
+
+
+def _key(number: int, reader: str) -> str:
+  """Names an input of a layer."""
+  return f"{number}.{reader}"
 
 
 def _available_bytes() -> int | None:

@@ -4,7 +4,6 @@ Groups of 16 columns are quantized in order; what a group's rounding changes in
 the layer's output is made good by the columns after it.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from functools import partial
@@ -16,44 +15,18 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from autoematic_jax import formats
-from autoematic_jax.arithmetic import exact_divide
+from autoematic_jax.calibration import descent
+from autoematic_jax.calibration import groups
+from autoematic_jax.calibration.groups import GptqOptions
 from autoematic_jax.calibration.hessian import Factor
-
-SCALE_TARGETS = (1.0, *(t / 24 for t in range(16, 29) if t != 24))
-"""What a group's largest magnitude may be mapped to, 1 first: E2M1's 6, and
-from 4 to 7 by quarters."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GptqOptions:
-  """How weights are chosen.
-
-  Attributes:
-    format: Format of the projections.
-    rho: Share of the subgroups that are refined.
-    decoding: Step of the offsets.
-    damping: Share of the Hessian's mean diagonal that is added to it.
-    scale_targets: What the largest magnitude of a group is mapped to: the
-      candidate of least weighted error is taken. In units of the format's
-      largest element; the paper has 1 alone.
-  """
-
-  format: formats.Format = "autofp6"
-  rho: float = 0.2
-  decoding: formats.Decoding = "exponent"
-  damping: float = 0.01
-  scale_targets: tuple[float, ...] = SCALE_TARGETS
-
-  @property
-  def refined(self) -> bool:
-    """Whether the format has offsets."""
-    return self.format in formats.REFINED_FORMATS
 
 
 def quantize_jointly(
   weights: Sequence[Float[Array | np.ndarray, "_ K"]],
   factor: Factor,
   options: GptqOptions,
+  refined: int | None = None,
+  loss: Float[np.ndarray, "S"] | None = None,
 ) -> list[formats.QTensor]:
   """Quantizes matrices that read the same input.
 
@@ -62,12 +35,17 @@ def quantize_jointly(
       their own tensor scales.
     factor: Of the inputs' Hessian, of that width.
     options: Format and search.
+    refined: Subgroups to refine; None takes the share `options.rho`.
+    loss: What refining each subgroup costs elsewhere, in squared error of the
+      outputs; None is nothing.
 
   Returns:
     One packed tensor for each matrix.
   """
   columns = weights[0].shape[1]
-  counts = _refined_per_group(weights, factor, options)
+  if loss is None:
+    loss = np.zeros(-(-columns // formats.GROUP) * formats.SUBGROUPS_PER_GROUP)
+  counts = _refined_per_group(weights, factor, options, refined, loss)
   stacked = jnp.concatenate([jnp.asarray(w, jnp.float32) for w in weights])
   largest = formats.largest_element(options.format)
   scales = [formats.tensor_scale(jnp.asarray(w), largest) for w in weights]
@@ -76,18 +54,33 @@ def quantize_jointly(
     [jnp.full((n, 1), s) for n, s in zip(rows, scales, strict=True)]
   )
   padding = counts.size * formats.GROUP - columns
-  upper = np.pad(factor.upper, ((0, padding), (0, padding)))
-  upper[range(columns, len(upper)), range(columns, len(upper))] = 1.0
-  values, group_scale, d, mask = _run(
-    jnp.pad(stacked, ((0, 0), (0, padding))),
+  stacked = jnp.pad(stacked, ((0, 0), (0, padding)))
+  upper = _padded(factor.upper, padding)
+  choice, masks = _run(
+    stacked,
     tensor_scale,
     jnp.asarray(upper),
     jnp.asarray(_block_inverses(upper)),
     jnp.asarray(counts, jnp.int32),
+    jnp.asarray(loss.reshape(-1, formats.SUBGROUPS_PER_GROUP), jnp.float32),
     options=options,
   )
+  if options.sweeps:
+    hessian = _padded(factor.damped, padding)
+    choice = descent.improve(
+      stacked,
+      choice,
+      tensor_scale,
+      jnp.asarray(hessian),
+      descent.blocks_of(hessian),
+      masks,
+      options=options,
+    )
   ends = np.cumsum(rows)[:-1]
-  parts = [jnp.split(array, ends) for array in (values, group_scale, d)]
+  parts = [
+    jnp.split(array, ends)
+    for array in (choice.rounded.values, choice.scale, choice.rounded.d)
+  ]
   return [
     formats.assemble_qtensor(
       part_values,
@@ -96,7 +89,7 @@ def quantize_jointly(
       format=options.format,
       decoding=options.decoding,
       columns=columns,
-      refinement_mask=np.asarray(mask).ravel() if options.refined else None,
+      refinement_mask=np.asarray(masks).ravel() if options.refined else None,
       offsets=offsets if options.refined else None,
     )
     for part_values, part_scale, offsets, scale in zip(
@@ -105,17 +98,32 @@ def quantize_jointly(
   ]
 
 
-def _refined_per_group(weights, factor, options) -> Int[np.ndarray, "G"]:
+def _padded(square, padding):
+  """A matrix continued by the identity."""
+  size = len(square)
+  out = np.pad(square, ((0, padding), (0, padding)))
+  out[range(size, len(out)), range(size, len(out))] = 1.0
+  return out
+
+
+def _refined_per_group(
+  weights, factor, options, refined, loss
+) -> Int[np.ndarray, "G"]:
   """Step 1: how many subgroups of each group are refined."""
-  mask = formats.shared_refinement_mask(
-    weights,
-    format=options.format,
-    rho=options.rho,
-    decoding=options.decoding,
-    importance=factor.diagonal,
-  )
-  if mask is None:
+  if not options.refined:
     return np.zeros(-(-weights[0].shape[1] // formats.GROUP), np.int32)
+  gain = sum(
+    formats.refinement_gain(
+      w,
+      format=options.format,
+      decoding=options.decoding,
+      importance=factor.diagonal,
+    )
+    for w in weights
+  )
+  if refined is None:
+    refined = formats.refinement_budget(weights[0].shape[1], options.rho)
+  mask = formats.select_refinement_mask(gain - loss, refined)
   return mask.reshape(-1, formats.SUBGROUPS_PER_GROUP).sum(1)
 
 
@@ -140,12 +148,12 @@ def _block_inverses(upper):
 
 
 @partial(jax.jit, static_argnames="options")
-def _run(w, tensor_scale, upper, inverses, counts, *, options):
+def _run(w, tensor_scale, upper, inverses, counts, losses, *, options):
   """Steps 2 and 3 over all groups; `w` is `[N, Kp]`, padded."""
   width = w.shape[1]
 
   def step(w, inputs):
-    index, inverse, count = inputs
+    index, inverse, count, loss = inputs
     start = index * formats.GROUP
     block = lax.dynamic_slice_in_dim(w, start, formats.GROUP, 1)
     u_rows = lax.dynamic_slice_in_dim(upper, start, formats.GROUP, 0)
@@ -153,32 +161,34 @@ def _run(w, tensor_scale, upper, inverses, counts, *, options):
     mask = jnp.zeros((formats.SUBGROUPS_PER_GROUP,), bool)
     scale = _choose_scale(block, tensor_scale, u, mask, options)
     if options.refined:
-      mask = _choose_mask(block, scale * tensor_scale, inverse, count, options)
+      unit = scale * tensor_scale
+      mask = _choose_mask(block, unit, inverse, count, loss, options)
       scale = _choose_scale(block, tensor_scale, u, mask, options)
-    unit = scale * tensor_scale
-    values, d, errors = _quantize_columns(block, unit, u, mask, options)
+    rounded, errors = groups.round_columns(
+      block, scale * tensor_scale, u, mask, options
+    )
     later = jnp.arange(width) >= start + formats.GROUP
     change = jnp.matmul(errors, u_rows, precision=lax.Precision.HIGHEST)
-    return w - jnp.where(later, change, 0.0), (values, scale[:, 0], d, mask)
+    return w - jnp.where(later, change, 0.0), (rounded, scale[:, 0], mask)
 
-  groups = jnp.arange(width // formats.GROUP)
-  _, (values, scale, d, mask) = lax.scan(step, w, (groups, inverses, counts))
-  rows = w.shape[0]
-  values = values.swapaxes(0, 1).reshape(rows, width)
-  return values, scale.T, d.swapaxes(0, 1).reshape(rows, width), mask
+  indices = jnp.arange(width // formats.GROUP)
+  _, (rounded, scale, masks) = lax.scan(
+    step, w, (indices, inverses, counts, losses)
+  )
+  rounded = jax.tree.map(
+    lambda x: x.swapaxes(0, 1).reshape(w.shape[0], width), rounded
+  )
+  return descent.Choice(rounded, scale.T), masks
 
 
 def _choose_scale(block, tensor_scale, u, mask, options) -> Float[Array, "N 1"]:
   """The candidate scale of each row with the least weighted error."""
   weight = 1.0 / jnp.square(jnp.diagonal(u))
   refined = jnp.repeat(mask, formats.SUBGROUP)
-  largest = formats.largest_element(options.format)
 
   def candidate(target):
-    scale = formats.group_scale(
-      block, tensor_scale, largest * target, formats.SMALLEST_WEIGHT_SCALE
-    )
-    base, finer = _rounding_errors(block, scale * tensor_scale, options)
+    scale = groups.candidate_scale(block, tensor_scale, target, options)
+    base, finer = groups.rounding_errors(block, scale * tensor_scale, options)
     error = jnp.square(jnp.where(refined, finer, base) * scale)
     return jnp.sum(error * weight, axis=1), scale[:, 0]
 
@@ -188,53 +198,19 @@ def _choose_scale(block, tensor_scale, u, mask, options) -> Float[Array, "N 1"]:
   return jnp.take_along_axis(scales, best, axis=0).T
 
 
-def _rounding_errors(block, unit, options):
-  """What rounding leaves of a block, in units: without and with offsets."""
-  scaled = exact_divide(block, unit)
-  values = formats.round_element(scaled, options.format)
-  base = scaled - values
-  if not options.refined:
-    return base, base
-  _, delta = formats.refine_element(
-    scaled, values, options.format, options.decoding
-  )
-  return base, base - delta
+def _choose_mask(block, unit, inverse, count, loss, options):
+  """The set of `count` subgroups that leaves the least error, for all rows.
 
-
-def _choose_mask(block, unit, inverse, count, options):
-  """The set of `count` subgroups that leaves the least error, for all rows."""
-  base, refined = _rounding_errors(block, unit, options)
+  `loss` is added for each subgroup that is in the set.
+  """
+  base, refined = groups.rounding_errors(block, unit, options)
   sets = jnp.asarray(_SETS)
 
-  def loss(flags):
+  def total(flags):
     error = jnp.where(jnp.repeat(flags, formats.SUBGROUP), refined, base)
     error = jnp.matmul(error * unit, inverse, precision=lax.Precision.HIGHEST)
-    return jnp.sum(jnp.square(error))
+    return jnp.sum(jnp.square(error)) + jnp.sum(jnp.where(flags, loss, 0.0))
 
-  losses = lax.map(loss, sets)
+  losses = lax.map(total, sets)
   losses = jnp.where(sets.sum(1) == count, losses, jnp.inf)
   return sets[jnp.argmin(losses)]
-
-
-def _quantize_columns(block, unit, u, mask, options):
-  """Rounds a group column by column, each making good those before it."""
-  columns = jnp.repeat(mask, formats.SUBGROUP)
-
-  def column(block, k):
-    given = lax.dynamic_index_in_dim(block, k, 1)
-    scaled = exact_divide(given, unit)
-    value = formats.round_element(scaled, options.format)
-    d, delta = jnp.zeros(value.shape, jnp.int8), jnp.zeros_like(value)
-    if options.refined:
-      d, delta = formats.refine_element(
-        scaled, value, options.format, options.decoding
-      )
-      d = jnp.where(columns[k], d, 0).astype(jnp.int8)
-      delta = jnp.where(columns[k], delta, 0.0)
-    error = (given - (value + delta) * unit) / u[k, k]
-    after = jnp.arange(formats.GROUP) > k
-    block = block - jnp.where(after, error * u[k], 0.0)
-    return block, (value[:, 0], d[:, 0], error[:, 0])
-
-  _, outcome = lax.scan(column, block, jnp.arange(formats.GROUP))
-  return (array.T for array in outcome)

@@ -17,11 +17,13 @@ class Factor:
 
   Attributes:
     upper: `[K, K]` float32, upper triangular, `upper.T @ upper = H^-1`.
+    damped: `[K, K]` float32 H, damped.
     diagonal: `[K]` float64 diagonal of H before damping: mean squares.
     damping: Share of the mean diagonal that was added.
   """
 
   upper: np.ndarray
+  damped: np.ndarray
   diagonal: np.ndarray
   damping: float
 
@@ -148,7 +150,10 @@ def factor(
       continue
     if np.isfinite(upper).all():
       return Factor(
-        upper=upper.astype(np.float32), diagonal=diagonal, damping=share
+        upper=upper.astype(np.float32),
+        damped=damped.astype(np.float32),
+        diagonal=diagonal,
+        damping=share,
       )
   return None
 

@@ -80,6 +80,15 @@ class Prefix:
       yield slice(start, min(start + size, samples))
 
 
+def run_layer(
+  layer: DecoderLayer, hidden: Float[Array, "B T D"], config: ModelConfig
+) -> Float[Array, "B T D"]:
+  """Hidden states after a layer that is alone in its stack."""
+  context = _context(config, *hidden.shape[:2])
+  out, _ = layer(hidden, context, _cache(hidden, config), _precision(hidden))
+  return out
+
+
 def _context(config, batch, tokens):
   positions = jnp.broadcast_to(
     jnp.arange(tokens, dtype=jnp.int32), (batch, tokens)

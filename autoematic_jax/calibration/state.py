@@ -15,6 +15,7 @@ from autoematic_jax.errors import AutoematicError
 
 _SUBJECT = "subject.json"
 _PROGRESS = "progress.npz"
+_COUNTS = "refined.json"
 
 Packed = dict[str, formats.QTensor]
 
@@ -50,6 +51,16 @@ class State:
     with np.load(self._folder / _PROGRESS) as arrays:
       hidden = {name: arrays[name] for name in arrays.files if name != "done"}
       return int(arrays["done"]), hidden
+
+  def counts(self) -> dict[str, int] | None:
+    """Refined subgroups of each input, once they are kept."""
+    path = self._folder / _COUNTS
+    return json.loads(path.read_text()) if path.exists() else None
+
+  def keep_counts(self, counts: Mapping[str, int]) -> None:
+    """Keeps the refined subgroups of each input."""
+    text = json.dumps(counts)
+    _replace(self._folder / _COUNTS, lambda path: path.write_text(text))
 
   def layer(self, number: int) -> Packed:
     """The packed tensors of a layer that is done."""

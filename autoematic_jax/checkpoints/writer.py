@@ -5,7 +5,7 @@ import datetime
 import importlib.metadata
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -31,9 +31,45 @@ _DISTRIBUTIONS = (
 )
 
 
-_EMBEDDING = "model.embed_tokens.weight"
-
 _ROUNDING = "round to nearest, masks by squared error"
+
+
+class ModelWeights:
+  """A model's tensors as a calibrator reads them, each from its file.
+
+  Args:
+    read: Gives a tensor by its Hugging Face name.
+    specs: Every tensor of the model.
+  """
+
+  def __init__(
+    self,
+    read: Callable[[str], np.ndarray],
+    specs: Mapping[str, TensorSpec],
+  ):
+    self._read = read
+    self._specs = specs
+
+  def tensor(self, name: str) -> np.ndarray:
+    """A tensor by its full name, float32."""
+    return self._read(name).astype(np.float32)
+
+  def layer(
+    self, number: int
+  ) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
+    """Every tensor of a layer, and the matrices that read each of its inputs.
+
+    Both by names relative to the layer.
+    """
+    prefix = layout.layer_prefix(number)
+    names = [n for n in self._specs if n.startswith(prefix)]
+    matrices = [name for name in names if self._specs[name].kind == "linear"]
+    groups = {
+      key.removeprefix(prefix): [name.removeprefix(prefix) for name in group]
+      for key, group in _groups(matrices, self._specs).items()
+    }
+    weights = {n.removeprefix(prefix): self.tensor(n) for n in names}
+    return weights, groups
 
 
 @runtime_checkable
@@ -46,22 +82,13 @@ class Calibrator(Protocol):
     ...
 
   def start(
-    self, config: ModelConfig, embedding: np.ndarray, options: ConvertOptions
+    self, config: ModelConfig, weights: ModelWeights, options: ConvertOptions
   ) -> None:
-    """Comes before the first layer; `embedding` is `[V, D]` float32."""
+    """Comes before the first layer."""
     ...
 
-  def layer(
-    self,
-    weights: dict[str, np.ndarray],
-    groups: Mapping[str, Sequence[str]],
-  ) -> Mapping[str, formats.QTensor]:
-    """Packs the matrices of the next layer.
-
-    Args:
-      weights: Every tensor of the layer, float32, by name relative to it.
-      groups: Names of the matrices that read each input of the layer.
-    """
+  def layer(self, number: int) -> Mapping[str, formats.QTensor]:
+    """Packs the matrices of the next layer, by name relative to it."""
     ...
 
 
@@ -109,12 +136,17 @@ class Writer:
       rest = [n for n in self._specs if layout.outside_layers(n)]
       self._write_item(layout.REST, "", rest, bar)
       if self._calibrator is not None:
-        embedding = self._read(_EMBEDDING).astype(np.float32)
-        self._calibrator.start(self._config, embedding, self._options)
+        bar.set_postfix_str("the calibration text")
+        weights = ModelWeights(self._read, self._specs)
+        self._calibrator.start(self._config, weights, self._options)
       for layer in range(self._config.num_layers):
         prefix = layout.layer_prefix(layer)
         names = [n for n in self._specs if n.startswith(prefix)]
-        self._write_item(layout.layer_item(layer), prefix, names, bar)
+        packed = None
+        if self._calibrator is not None:
+          bar.set_postfix_str(prefix.rstrip("."))
+          packed = self._calibrator.layer(layer)
+        self._write_item(layout.layer_item(layer), prefix, names, bar, packed)
     for name, content in self._source.tokenizer_files().items():
       (self._folder / name).write_bytes(content)
     sizes = layout.Sizes(
@@ -131,9 +163,12 @@ class Writer:
     count = int(np.prod(self._specs[name].shape))
     return count * self._source.dtype(name).itemsize
 
-  def _write_item(self, item, prefix, names, bar):
+  def _write_item(self, item, prefix, names, bar, packed=None):
     """Converts and writes the tensors of one layer, or those outside."""
-    tensors = self._calibrated(prefix, names, bar)
+    tensors: dict[str, layout.Tensor] = {
+      prefix + name: tensor for name, tensor in (packed or {}).items()
+    }
+    bar.update(sum(map(self._source_bytes, tensors)))
     rounded = [name for name in names if name not in tensors]
     for group in _groups(rounded, self._specs).values():
       bar.set_postfix_str(group[0].removesuffix(".weight"), refresh=False)
@@ -147,24 +182,6 @@ class Writer:
     self._item_bytes[item] = layout.directory_bytes(path)
     for name, tensor in tensors.items():
       self._record(name, tensor)
-
-  def _calibrated(self, prefix, names, bar) -> dict[str, layout.Tensor]:
-    """The matrices of a layer, where there is a calibrator."""
-    if self._calibrator is None or not prefix:
-      return {}
-    bar.set_postfix_str(prefix.rstrip("."))
-    matrices = [name for name in names if self._specs[name].kind == "linear"]
-    groups = {
-      key.removeprefix(prefix): [name.removeprefix(prefix) for name in group]
-      for key, group in _groups(matrices, self._specs).items()
-    }
-    weights = {
-      name.removeprefix(prefix): self._read(name).astype(np.float32)
-      for name in names
-    }
-    packed = self._calibrator.layer(weights, groups)
-    bar.update(sum(self._source_bytes(name) for name in matrices))
-    return {prefix + name: tensor for name, tensor in packed.items()}
 
   def _record(self, name, tensor):
     entry = layout.describe(tensor)

@@ -86,6 +86,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ),
   )
   parser.add_argument(
+    "--sweeps",
+    type=int,
+    default=2,
+    metavar="N",
+    help=(
+      "how often calibration chooses all groups again at the end (default: 2;"
+      " the paper: 0)"
+    ),
+  )
+  parser.add_argument(
+    "--even-refinement",
+    action="store_true",
+    help=(
+      "calibration refines the same share of every layer, as the paper, and"
+      " not where errors matter most"
+    ),
+  )
+  parser.add_argument(
+    "--disjoint-masks",
+    action="store_true",
+    help=(
+      "calibrate for a GEMM that cannot refine activations where weights are"
+      " refined (the paper's form)"
+    ),
+  )
+  parser.add_argument(
     "--force", action="store_true", help="replace an existing checkpoint"
   )
   parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -155,7 +181,10 @@ def _calibrator(args: argparse.Namespace) -> Calibrator | None:
   return Calibrator(
     tokens,
     scale_targets=(1.0,) if args.no_scale_search else SCALE_TARGETS,
+    sweeps=args.sweeps,
+    spread=not args.even_refinement,
     corrected=not args.no_correction,
+    overlapping=not args.disjoint_masks,
     state_folder=state_folder,
   )
 

@@ -3,6 +3,7 @@
 from autoematic_jax.pallas_kernels.extended_gemm.api import DECODE_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm.api import PREFILL_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm.api import extended_gemm
+from autoematic_jax.pallas_kernels.extended_gemm.expanded import RAGGED_FIELDS
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import ExpandedWeight
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import at_layer
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import expand
@@ -11,6 +12,7 @@ from autoematic_jax.pallas_kernels.extended_gemm.matvec import matvec
 __all__ = [
   "DECODE_ROW_TILE",
   "PREFILL_ROW_TILE",
+  "RAGGED_FIELDS",
   "ExpandedWeight",
   "at_layer",
   "expand",

@@ -71,6 +71,12 @@ class ExpandedWeight:
     return {6: self.refinement6, 8: self.refinement8}[level]
 
 
+RAGGED_FIELDS = ("columns", "refinement6", "refinement8")
+"""Fields whose last axis differs between layers that refine more and less.
+
+Stacked, they are padded with zeros, which add nothing to a product.
+"""
+
 _OUTPUT_AXIS = {
   "codes": -2,
   "group_scale": -2,

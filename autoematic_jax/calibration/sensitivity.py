@@ -1,0 +1,174 @@
+"""How much an error in each projection changes the next-token distribution.
+
+Near the full-precision model, the KL divergence that an error e in a
+projection's output causes is `1/2 E[(g . e)^2]`, where g is the gradient of the
+log-probability of a token that the model itself draws (Fisher information).
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Float, Int
+
+from autoematic_jax import formats
+from autoematic_jax.calibration import activations
+from autoematic_jax.calibration import prefix
+from autoematic_jax.models.builder import build_layer
+from autoematic_jax.models.config import ModelConfig
+from autoematic_jax.models.transformer import DecoderLayer
+
+Weights = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerSensitivity:
+  """Mean squares over the tokens of a text, for one layer.
+
+  Attributes:
+    gradients: For each input of the layer (`qkv`, `o`, `gate_up`, `down`), the
+      mean square of the gradient by each output of the projections that read
+      it, in their order.
+    inputs: For each, the mean square of its columns.
+    activation_gains: For each, the mean squared error of its columns that
+      refining the activations removes.
+  """
+
+  gradients: Mapping[str, Float[np.ndarray, "N"]]
+  inputs: Mapping[str, Float[np.ndarray, "K"]]
+  activation_gains: Mapping[str, Float[np.ndarray, "K"]]
+
+
+def measure(
+  config: ModelConfig,
+  tokens: Int[np.ndarray, "S T"],
+  *,
+  embedding: Float[np.ndarray, "V D"],
+  norm: Float[np.ndarray, "D"],
+  head: Float[np.ndarray, "V D"],
+  read_layer: Callable[[int], Weights],
+  decoding: formats.Decoding,
+) -> list[LayerSensitivity]:
+  """Runs a text forward and back through the full-precision model.
+
+  Each layer is read twice, and one is in memory at a time, beside the hidden
+  states of the text before every layer: keep the text short.
+
+  Args:
+    config: The model's config.
+    tokens: The text.
+    embedding: Its embedding.
+    norm: Scale of its final norm.
+    head: Its output head.
+    read_layer: Tensors of a layer, float32, by name relative to the layer.
+    decoding: Step of the offsets of activations.
+
+  Returns:
+    The sensitivity of each layer.
+  """
+  hidden = [[jnp.asarray(embedding[row][None], jnp.float32) for row in tokens]]
+  for number in range(config.num_layers):
+    layer = build_layer(config, dict(read_layer(number)))
+    hidden.append([_forward(layer, h, config=config) for h in hidden[-1]])
+  last = hidden.pop()
+  output = (jnp.asarray(norm, jnp.float32), jnp.asarray(head, jnp.float32))
+  keys = jax.random.split(jax.random.key(0), len(last))
+  gradients = [
+    _head_gradient(*output, h, key, epsilon=config.rms_norm_eps)
+    for h, key in zip(last, keys, strict=True)
+  ]
+  found = []
+  for number in reversed(range(config.num_layers)):
+    layer = build_layer(config, dict(read_layer(number)))
+    total: Any = None
+    for sample, h in enumerate(hidden.pop()):
+      gradients[sample], sums = _backward(
+        layer, h, gradients[sample], config=config, decoding=decoding
+      )
+      total = sums if total is None else jax.tree.map(jnp.add, total, sums)
+    means = jax.tree.map(
+      lambda x: np.asarray(x, np.float64) / tokens.size, total
+    )
+    found.append(LayerSensitivity(**means))
+  return found[::-1]
+
+
+def _run(layer, hidden, probes, config):
+  """The layer with probes added to its projections, and what these read."""
+  read = {}
+
+  def tapped(reader, linear):
+    def project(x, precision):
+      read[reader] = x.reshape(-1, x.shape[-1])
+      return linear(x, precision) + probes[reader]
+
+    return cast(Any, project)
+
+  tapped_layer = DecoderLayer(
+    input_norm=layer.input_norm,
+    qkv=tapped(prefix.QKV, layer.qkv),
+    output=tapped(prefix.OUTPUT, layer.output),
+    mlp_norm=layer.mlp_norm,
+    gate_up=tapped(prefix.GATE_UP, layer.gate_up),
+    down=tapped(prefix.DOWN, layer.down),
+    q_norm=layer.q_norm,
+    k_norm=layer.k_norm,
+  )
+  return prefix.run_layer(tapped_layer, hidden, config), read
+
+
+@jax.jit(static_argnames="config")
+def _forward(layer, hidden, *, config):
+  return prefix.run_layer(layer, hidden, config)
+
+
+@jax.jit(static_argnames=("config", "decoding"))
+def _backward(layer, hidden, gradient, *, config, decoding):
+  """Gradient before the layer, and sums for `LayerSensitivity`."""
+  linears = {
+    prefix.QKV: layer.qkv,
+    prefix.OUTPUT: layer.output,
+    prefix.GATE_UP: layer.gate_up,
+    prefix.DOWN: layer.down,
+  }
+  probes = {
+    reader: jnp.zeros((*hidden.shape[:2], linear.kernel.get_value().shape[-2]))
+    for reader, linear in linears.items()
+  }
+  _, back, read = jax.vjp(
+    lambda h, p: _run(layer, h, p, config), hidden, probes, has_aux=True
+  )
+  before, by_output = back(gradient)
+  sums = {
+    "gradients": {
+      reader: jnp.sum(jnp.square(g), axis=(0, 1))
+      for reader, g in by_output.items()
+    },
+    "inputs": {
+      reader: jnp.sum(jnp.square(x), axis=0) for reader, x in read.items()
+    },
+    "activation_gains": {
+      reader: activations.refinement_gain(x, decoding)
+      for reader, x in read.items()
+    },
+  }
+  return before, sums
+
+
+@jax.jit(static_argnames="epsilon")
+def _head_gradient(norm, head, hidden, key, *, epsilon):
+  """Gradient of the log-probability of a drawn token at every position."""
+
+  def log_probabilities(h):
+    mean_square = jnp.mean(jnp.square(h), axis=-1, keepdims=True)
+    normed = h * lax.rsqrt(mean_square + epsilon) * norm
+    return jax.nn.log_softmax(normed @ head.T)
+
+  log_p, back = jax.vjp(log_probabilities, hidden)
+  drawn = jax.random.categorical(key, log_p)
+  (gradient,) = back(jax.nn.one_hot(drawn, log_p.shape[-1]))
+  return gradient
