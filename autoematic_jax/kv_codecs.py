@@ -129,23 +129,31 @@ class GroupScaledCodec(Codec):
 class AutoFPCodec(GroupScaledCodec):
   """NVFP4 base, refined at 6 and 8 bits.
 
+  `nearest_base` is that of `ActivationConfig`.
+
   At 8 bits the step is `exponent` whatever `decoding` says: a fixed step of
   1/32 beside 6.0 has more digits than a byte.
   """
 
   decoding: formats.Decoding = "exponent"
+  nearest_base: bool = False
 
   def quantize(self, x, levels):
     scale = _group_scale(x, 6.0)
     scaled = _divide(x, scale)
     base = formats.round_e2m1(scaled)
-    offset = formats.offset(scaled, base, self.decoding)
-    delta = formats.offset_delta(offset, base, self.decoding)
+    level = levels[..., None]
+    value = jnp.where(level >= 6, self._at_6(scaled, base), base)
     offset8 = formats.offset8(scaled, base, "exponent")
     delta8 = formats.offset8_delta(offset8, base, "exponent")
-    level = levels[..., None]
-    delta = jnp.where(level >= 8, delta8, delta)
-    return base + jnp.where(level >= 6, delta, 0.0), scale
+    return jnp.where(level >= 8, base + delta8, value), scale
+
+  def _at_6(self, scaled, base):
+    if self.nearest_base:
+      offset = formats.offset(scaled, base, self.decoding)
+    else:
+      base, offset = formats.nearest_pair(scaled, self.decoding)
+    return base + formats.offset_delta(offset, base, self.decoding)
 
 
 @dataclasses.dataclass(frozen=True)

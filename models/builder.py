@@ -45,7 +45,7 @@ def build_decoder(
     rest: Embedding, final norm and output head by full name.
     dtype: Of projections that are not quantized.
     activation: How activations are refined; its step is replaced by that of
-      the weights. None is the paper's way.
+      the weights. None is the default.
 
   Returns:
     The decoder; its projections are quantized where the tensors are.

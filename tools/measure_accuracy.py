@@ -20,8 +20,11 @@ from autoematic_jax.checkpoints import load_checkpoint
 from autoematic_jax.evaluation import environment
 
 _CALIBRATED = ["--format", "autofp6", "--calibrate", "TEXT"]
-_PAPER = ["--decoding", "fixed", "--no-scale-search", "--no-correction"]
-_OVERLAP = ["--overlapping-masks", "--activation-threshold", "0.0005"]
+_EVEN = [*_CALIBRATED, "--even-refinement"]
+_NO_CORRECTION = [*_EVEN, "--sweeps", "0", "--no-correction"]
+_FIXED = [*_NO_CORRECTION, "--decoding", "fixed"]
+_APART = ["--disjoint-masks"]
+_PAPER = [*_APART, "--nearest-base", "--activation-threshold", "0.003"]
 
 # Checkpoint and how it is made.
 CHECKPOINTS = {
@@ -30,26 +33,51 @@ CHECKPOINTS = {
   "nvfp4": ["--format", "nvfp4"],
   "fp6g": ["--format", "fp6g"],
   "rtn": ["--format", "autofp6"],
-  "paper": [*_CALIBRATED, *_PAPER],
-  "scale": [*_CALIBRATED, "--decoding", "fixed", "--no-correction"],
-  "step": [*_CALIBRATED, "--no-correction"],
+  "paper": [*_FIXED, "--no-scale-search"],
+  "scale": _FIXED,
+  "step": _NO_CORRECTION,
+  "corrected": [*_EVEN, "--sweeps", "0"],
+  "swept": _EVEN,
+  "apart": [*_CALIBRATED, *_APART],
   "best": _CALIBRATED,
 }
 
-# Recipe: checkpoint, precision and options of `autoematic eval`.
+# Recipe: checkpoint, precision and options of `autoematic eval`. Each row from
+# `autofp6_gptq` on changes one thing in the row before it.
 RECIPES = {
   "bf16": ("bf16", "bf16", []),
   "nvfp4": ("nvfp4", "4", []),
   "fp6g": ("fp6g", "6", []),
-  "autofp6_rtn": ("rtn", "6", []),
-  "autofp6_gptq": ("paper", "6", []),
-  "autofp6_gptq_scales": ("scale", "6", []),
-  "autofp6_gptq_scales_exponent": ("step", "6", []),
-  "autofp6_best_disjoint": ("best", "6", []),
-  "autofp6_best": ("best", "6", _OVERLAP),
+  "autofp6_rtn": ("rtn", "6", _PAPER),
+  "autofp6_gptq": ("paper", "6", _PAPER),
+  "autofp6_gptq_scales": ("scale", "6", _PAPER),
+  "autofp6_gptq_scales_exponent": ("step", "6", _PAPER),
+  "autofp6_corrected": ("corrected", "6", _PAPER),
+  "autofp6_swept": ("swept", "6", _PAPER),
+  "autofp6_spread_disjoint": ("apart", "6", _PAPER),
+  "autofp6_any_base_disjoint": (
+    "apart",
+    "6",
+    [*_APART, "--activation-threshold", "0.003"],
+  ),
+  "autofp6_best_disjoint": ("apart", "6", _APART),
+  "autofp6_best": ("best", "6", []),
   "autofp6_best_at_4": ("best", "4", []),
-  "adaptive": ("best", "adaptive", _OVERLAP),
+  "adaptive": ("best", "adaptive", []),
 }
+
+# Recipes that answer the tasks, too.
+WITH_TASKS = (
+  "bf16",
+  "nvfp4",
+  "fp6g",
+  "autofp6_rtn",
+  "autofp6_gptq",
+  "autofp6_best_disjoint",
+  "autofp6_best",
+  "autofp6_best_at_4",
+  "adaptive",
+)
 
 
 def main() -> None:
@@ -62,7 +90,9 @@ def main() -> None:
   _converted(args, "fp32")
   for recipe in args.recipes:
     checkpoint, precision, options = RECIPES[recipe]
-    row = _evaluate(args, _converted(args, checkpoint), precision, options)
+    tasks = args.tasks if recipe in WITH_TASKS else None
+    path = _converted(args, checkpoint)
+    row = _evaluate(args, path, precision, options, tasks)
     report["rows"] = [
       old
       for old in report["rows"]
@@ -92,15 +122,16 @@ def _converted(args, name: str) -> Path:
   return path
 
 
-def _evaluate(args, checkpoint, precision, options):
+def _evaluate(args, checkpoint, precision, options, tasks):
   """The measured row, under the names of the report."""
   out = args.work / "row.json"
   words = ["eval", checkpoint, "--precisions", precision, "--json", out]
   words += ["--baseline", args.work / f"{args.model}-fp32", *options]
   words += ["--text", args.text, "--context", 512, "--windows", args.windows]
-  if args.tasks:
-    words += ["--tasks", args.tasks, "--task-batch", 32]
-  if args.limit:
+  words += ["--skip-windows", args.skip_windows]
+  if tasks:
+    words += ["--tasks", tasks, "--task-batch", 32]
+  if tasks and args.limit:
     words += ["--limit", args.limit]
   _autoematic(*words)
   (row,) = json.loads(out.read_text())["rows"]
@@ -134,6 +165,7 @@ def _arguments() -> argparse.Namespace:
   add("--samples", type=int, default=128, help="of 512 tokens, to calibrate on")
   add("--text", type=Path, required=True, help="to measure KL on")
   add("--windows", type=int, default=16, help="of 512 tokens")
+  add("--skip-windows", type=int, default=0, help="leave out the first ones")
   add("--tasks", help="as `autoematic eval` takes them")
   add("--limit", type=int, help="items of each task")
   add("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES))

@@ -331,7 +331,8 @@ class Calibrator:
         weights = hessian.corrected(
           weights, second, moments.cross, factor.damping
         )
-      loss = sum(budget.activation_loss(w, activation_gain) for w in weights)
+      stacked = np.concatenate([np.asarray(w) for w in weights])
+      loss = budget.activation_loss(stacked, activation_gain)
       return gptq.quantize_jointly(
         weights, factor, self._options, refined=refined, loss=loss
       )

@@ -97,7 +97,7 @@ def improve(
       rounded, _ = groups.round_columns(
         wanted,
         scale * tensor_scale,
-        blocks.uppers[index],
+        jnp.asarray(blocks.uppers)[index],
         masks[index],
         options,
       )

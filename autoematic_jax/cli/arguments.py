@@ -21,24 +21,32 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
 
 
 def add_activation(parser: argparse.ArgumentParser) -> None:
-  """`--activation-threshold` and `--overlapping-masks`."""
-  paper = ActivationConfig()
+  """How activations are refined: options that lead back to the paper's way."""
+  default = ActivationConfig()
   parser.add_argument(
     "--activation-threshold",
     type=float,
-    default=paper.threshold,
+    default=default.threshold,
     metavar="X",
     help=(
       "share of its squared norm that the error of four activations must"
-      " exceed for them to be refined (default: %(default)s)"
+      " exceed for them to be refined (default: %(default)s; the paper: 0.003)"
     ),
   )
   parser.add_argument(
-    "--overlapping-masks",
+    "--disjoint-masks",
     action="store_true",
     help=(
-      "refines activations also where weights are refined; closer to full"
-      " precision, and costs nothing on a CPU"
+      "leaves activations unrefined where weights are refined, as the paper's"
+      " extended-K GEMM must"
+    ),
+  )
+  parser.add_argument(
+    "--nearest-base",
+    action="store_true",
+    help=(
+      "refines activations, keys and values from their nearest 4-bit value, as"
+      " the paper, even where another comes closer"
     ),
   )
 
@@ -50,7 +58,9 @@ def read_activation(args: argparse.Namespace) -> ActivationConfig:
     PrecisionError: The threshold is not in [0, 1).
   """
   return ActivationConfig(
-    threshold=args.activation_threshold, overlapping=args.overlapping_masks
+    threshold=args.activation_threshold,
+    overlapping=not args.disjoint_masks,
+    nearest_base=args.nearest_base,
   )
 
 

@@ -1,6 +1,7 @@
 """`autoematic eval`: accuracy of a checkpoint, by precision."""
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 import autoematic_jax
@@ -58,6 +59,13 @@ def _add_text_arguments(parser):
   )
   text.add_argument("--context", type=int, default=256, metavar="N")
   text.add_argument("--windows", type=int, default=4, metavar="N")
+  text.add_argument(
+    "--skip-windows",
+    type=int,
+    default=0,
+    metavar="N",
+    help="leaves out the first ones, such as those that options were chosen on",
+  )
   text.add_argument(
     "--mode",
     choices=["prefill", "decode"],
@@ -128,7 +136,10 @@ def run(args: argparse.Namespace) -> int:
 def _measure(args, contenders, precisions, text, tasks, subject):
   """Rows of what was asked for; prints each table once it is there."""
   quality_options = quality.QualityOptions(
-    context=args.context, windows=args.windows, mode=args.mode
+    context=args.context,
+    windows=args.windows,
+    skip_windows=args.skip_windows,
+    mode=args.mode,
   )
   options = runner.TaskOptions(limit=args.limit, batch=args.task_batch)
   # What cannot run is refused before anything is measured or written.
@@ -180,8 +191,7 @@ def _subject(args, model, text, tasks):
     "checkpoint": args.checkpoint,
     "baseline": args.baseline,
     "policy": model.policy.to_dict(),
-    "activation_threshold": args.activation_threshold,
-    "overlapping_masks": args.overlapping_masks,
+    "activation": dataclasses.asdict(model.activation),
     "tasks": runner.identities(tasks),
   }
   if text is None:
@@ -189,6 +199,7 @@ def _subject(args, model, text, tasks):
   return {
     **subject,
     "context": args.context,
+    "skip_windows": args.skip_windows,
     "mode": args.mode,
     "text": quality.text_identity(text),
   }

@@ -28,22 +28,25 @@ class QualityOptions:
   Attributes:
     context: Tokens of a window; windows do not overlap.
     windows: Windows to take at most.
+    skip_windows: Windows to leave out before them, such as those on which
+      something was chosen.
     mode: Which of the policy's phases runs the text.
   """
 
   context: int = 256
   windows: int = 4
+  skip_windows: int = 0
   mode: teacher_forcing.Mode = "prefill"
 
 
 def text_windows(
   model: LanguageModel, text: str, options: QualityOptions
 ) -> np.ndarray:
-  """`[windows, context]` token ids from the beginning of a text.
+  """`[windows, context]` token ids of a text, in order.
 
   Raises:
-    AutoematicError: The text is shorter than one window, or a window does not
-      fit the model.
+    AutoematicError: The text is shorter than one window after those that are
+      left out, or a window does not fit the model.
   """
   context = options.context
   smallest = teacher_forcing.DECODE_PREFIX + 2
@@ -53,13 +56,18 @@ def text_windows(
       f" {model.config.max_positions}"
     )
   ids = model.tokenizer.encode(text)
-  count = min(options.windows, len(ids) // context)
+  skipped = options.skip_windows
+  if skipped < 0:
+    raise AutoematicError(f"--skip-windows {skipped} must be at least 0")
+  count = min(options.windows, len(ids) // context - skipped)
   if count < 1:
+    after = f" after {skipped} of them" if skipped else ""
     raise AutoematicError(
-      f"the text has {len(ids)} tokens; a window of --context {context} needs"
-      " that many"
+      f"the text has {len(ids)} tokens; a window of --context {context}{after}"
+      f" needs {context * (skipped + 1)}"
     )
-  return np.asarray(ids[: count * context], np.int32).reshape(count, context)
+  chosen = ids[skipped * context : (skipped + count) * context]
+  return np.asarray(chosen, np.int32).reshape(count, context)
 
 
 def measure(

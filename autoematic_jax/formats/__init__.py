@@ -8,6 +8,7 @@ from autoematic_jax.formats.assemble import assemble_qtensor
 from autoematic_jax.formats.autofp import AUTOFP2_SCALE
 from autoematic_jax.formats.autofp import Decoding
 from autoematic_jax.formats.autofp import autofp2_digit
+from autoematic_jax.formats.autofp import nearest_pair
 from autoematic_jax.formats.autofp import offset
 from autoematic_jax.formats.autofp import offset8
 from autoematic_jax.formats.autofp import offset8_delta
@@ -87,6 +88,7 @@ __all__ = [
   "group_scale",
   "largest_element",
   "mask_bits",
+  "nearest_pair",
   "offset",
   "offset8",
   "offset8_delta",

@@ -1,5 +1,6 @@
 """Quantization of activation rows with run-time refinement masks."""
 
+from autoematic_jax.pallas_kernels.activation_quantization.api import PAPER
 from autoematic_jax.pallas_kernels.activation_quantization.api import (
   ActivationConfig,
 )
@@ -10,4 +11,4 @@ from autoematic_jax.pallas_kernels.activation_quantization.api import (
   quantize_rows,
 )
 
-__all__ = ["ActivationConfig", "QuantizedRows", "quantize_rows"]
+__all__ = ["PAPER", "ActivationConfig", "QuantizedRows", "quantize_rows"]

@@ -19,22 +19,31 @@ class ActivationConfig:
 
   Attributes:
     threshold: A subgroup is refined when its squared error exceeds this share
-      of its squared norm (paper appendix D; 0.003).
+      of its squared norm (paper appendix D: 0.003).
     decoding: Step of the offsets; must be that of the weights.
     overlapping: Whether subgroups that the weight refines may be refined in
       the activations too. The paper keeps them apart, which its extended-K
-      form needs; a GEMM that decodes weights before it multiplies does not.
+      form needs; a GEMM that decodes weights before it multiplies, as on
+      CPUs, does not.
+    nearest_base: Whether a refined element keeps its nearest base, as in the
+      paper, or takes the base from which its offset comes nearest. Rows at
+      6 bits only.
   """
 
-  threshold: float = 0.003
+  threshold: float = 0.0005
   decoding: formats.Decoding = "exponent"
-  overlapping: bool = False
+  overlapping: bool = True
+  nearest_base: bool = False
 
   def __post_init__(self):
     if not 0 <= self.threshold < 1:
       raise PrecisionError(f"{self.threshold=} must be in [0, 1)")
     if self.decoding not in ("fixed", "exponent"):
       raise PrecisionError(f"{self.decoding=} must be 'fixed' or 'exponent'")
+
+
+PAPER = ActivationConfig(threshold=0.003, overlapping=False, nearest_base=True)
+"""How the paper refines activations."""
 
 
 @jax.tree_util.register_dataclass
@@ -121,8 +130,10 @@ def quantize_rows(
   delta = jnp.zeros_like(values)
   if element == "e2m1" and any(level >= 6 for level in present):
     mask = _refinement_mask(scaled, values, levels, weight_mask, config)
-    delta = _refinement(scaled, values, levels, config, present)
-    delta = jnp.where(jnp.repeat(mask, formats.SUBGROUP, axis=1), delta, 0.0)
+    base, delta = _refinement(scaled, values, levels, config, present)
+    refined = jnp.repeat(mask, formats.SUBGROUP, axis=1)
+    values = jnp.where(refined, base, values)
+    delta = jnp.where(refined, delta, 0.0)
   return QuantizedRows(
     values=values,
     delta=delta,
@@ -146,13 +157,18 @@ def _refinement_mask(scaled, values, levels, weight_mask, config):
 
 
 def _refinement(scaled, values, levels, config, present):
-  """Refinement of every element at its row's level, masked by the caller."""
-  delta = jnp.zeros_like(values)
+  """Base and refinement of every element at its row's level."""
+  base, delta = values, jnp.zeros_like(values)
   if 6 in present:
-    offset = formats.offset(scaled, values, config.decoding)
-    delta = formats.offset_delta(offset, values, config.decoding)
+    if config.nearest_base:
+      offset = formats.offset(scaled, base, config.decoding)
+    else:
+      base, offset = formats.nearest_pair(scaled, config.decoding)
+    delta = formats.offset_delta(offset, base, config.decoding)
   if 8 in present:
     offset = formats.offset8(scaled, values, config.decoding)
     delta8 = formats.offset8_delta(offset, values, config.decoding)
-    delta = jnp.where((levels == 8)[:, None], delta8, delta)
-  return delta
+    at8 = (levels == 8)[:, None]
+    base = jnp.where(at8, values, base)
+    delta = jnp.where(at8, delta8, delta)
+  return base, delta
