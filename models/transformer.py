@@ -286,7 +286,7 @@ class Decoder(nnx.Module):
     policy_lib.PolicyState,
     tuple[Int[Array, "L B"], Float[Array, "L B"]],
   ]:
-    """`run_layers` that also returns, beside the bits, each layer's activity."""
+    """`run_layers` that returns each layer's activity beside its bits."""
     context = self.context(start, lengths, tokens.shape[1])
 
     def body(carry, inputs):

@@ -133,8 +133,8 @@ def _policy_field(option):
     value = None
   if kind is float and type(value) is int:
     value = float(value)
-  numbers = kind is not list or all(type(part) is int for part in value or ())
-  if type(value) is not kind or not numbers:
+  numbers = value if isinstance(value, list) else []
+  if type(value) is not kind or any(type(n) is not int for n in numbers):
     raise AutoematicError(
       f"--policy-option {option}: {name} takes a value like {known[name]!r}"
     )

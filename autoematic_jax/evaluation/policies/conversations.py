@@ -167,7 +167,6 @@ def _encode(model, turns):
 def _rendered(model, messages, turn):
   """What the template writes between the last answer and the next."""
   text = model.tokenizer.apply_chat_template([*messages, *turn])
-  before, found, rest = text.rpartition(_ANSWER)
-  if not found:
-    raise PromptError("the chat template leaves answers of earlier turns out")
-  return rest
+  if _ANSWER not in text:
+    raise PromptError("the chat template leaves out answers of earlier turns")
+  return text.rpartition(_ANSWER)[2]
