@@ -47,12 +47,14 @@ class Recording:
     return cls(**{name: data[name] for name in names})
 
 
-def room(turns: Sequence[Sequence[int]], max_new_tokens: int) -> int:
+def room(
+  model: LanguageModel, turns: Sequence[Sequence[int]], max_new_tokens: int
+) -> int:
   """Positions that a cache needs at most for turns and their answers."""
-  longest = max(map(len, turns))
   total = sum(map(len, turns)) + len(turns) * max_new_tokens
   # The padding of a pass may reach past the end of the conversation.
-  return total + bucket(longest + 1)
+  padding = bucket(max(map(len, turns)) + 1)
+  return min(total, model.config.max_positions) + padding
 
 
 def record(

@@ -44,7 +44,7 @@ def measure(
     answers and the `passes` of `oracle.trace`.
   """
   capacity = max(
-    recording.room(encode(baseline, item), max_new_tokens)
+    recording.room(baseline, encode(baseline, item), max_new_tokens)
     for item in conversations
   )
   rows = []
@@ -168,11 +168,12 @@ def check(report: dict[str, Any], judged: LanguageModel) -> None:
       f"--oracle is about a model of {layers} layers; the checkpoint has"
       f" {judged.config.num_layers}"
     )
-  if sorted(report["levels"]) != list(judged.policy.levels):
+  if tuple(report["levels"]) != judged.policy.levels:
+    wanted = ",".join(map(str, report["levels"]))
     raise AutoematicError(
-      f"--oracle chose from the levels {report['levels']}, the policy from"
-      f" {list(judged.policy.levels)}; --policy-option"
-      f" levels={report['levels']} makes them agree"
+      f"--oracle chose from the levels {wanted}, the policy from"
+      f" {','.join(map(str, judged.policy.levels))}; --policy-option"
+      f" levels=[{wanted}] makes them agree"
     )
   highest = max(
     token

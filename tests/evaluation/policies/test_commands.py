@@ -1,11 +1,14 @@
 """`autoematic oracle` and `autoematic policies` from end to end."""
 
+import argparse
 import json
 
 import pytest
 from matplotlib import image
 
+from autoematic_jax.cli import arguments
 from autoematic_jax.errors import AutoematicError
+from autoematic_jax.policy import PolicyConfig
 
 TOLD = [
   {"turns": ["The capital of", " is Paris"]},
@@ -20,7 +23,7 @@ def words(checkpoints, tmp_path):
   told = tmp_path / "told.jsonl"
   told.write_text("".join(json.dumps(line) + "\n" for line in TOLD))
   words = ["oracle", checkpoints["autofp6"], "--baseline", checkpoints["fp32"]]
-  words += ["--conversations", told, "--max-new-tokens", 4, "--levels", "4,6"]
+  words += ["--conversations", told, "--max-new-tokens", 4]
   return [*words, "--json", tmp_path / "oracle.json"]
 
 
@@ -32,7 +35,7 @@ def test_a_trace_is_made_and_policies_are_compared_with_it(
   code, out = run(*words)
   assert code == 0
   report = json.loads((tmp_path / "oracle.json").read_text())
-  assert report["levels"] == [4, 6]
+  assert report["levels"] == [2, 4, 6]
   assert [row["name"] for row in report["rows"]] == [
     "line 1",
     "line 2",
@@ -51,21 +54,14 @@ def test_a_trace_is_made_and_policies_are_compared_with_it(
   with pytest.raises(AutoematicError, match="another measurement"):
     run(*words, "--budget", "0.5")
 
-  text = tmp_path / "text.txt"
-  text.write_text("The capital of France is Paris, and people live there. " * 9)
   compare = ["policies", checkpoints["autofp6"], "--baseline"]
   compare += [checkpoints["fp32"], "--oracle", tmp_path / "oracle.json"]
-  compare += ["--policy-option", "levels=[4,6]", "--policy-option", "alpha=2"]
-  compare += ["--calibrate", text, "--context", 32, "--windows", 1]
   compare += ["--json", tmp_path / "policies.json"]
   compare += ["--resume", tmp_path / "policies.journal"]
   code, out = run(*compare)
   assert code == 0
   assert "mean KL" in out
-  assert "static" in out
   compared = json.loads((tmp_path / "policies.json").read_text())
-  policy = compared["policy"]
-  assert (policy["levels"], policy["alpha"]) == ([4, 6], 2)
   assert len(compared["signals"]) == 3
   (tmp_path / "policies.json").unlink()
   assert run(*compare) == (0, out)
@@ -94,7 +90,7 @@ def test_bad_input_of_the_oracle_is_named(run, words, more, message):
     ("[]", [], "not a report that autoematic oracle"),
     ('{"rows": []}', [], "not a report that autoematic oracle"),
     ("{", [], "--oracle"),
-    (None, [], r"--policy-option levels=\[4, 6\] makes them agree"),
+    (None, [], r"--policy-option levels=\[4,6\] makes them agree"),
     (None, ["--policy-option", "alpha"], "expected FIELD=VALUE"),
     (None, ["--policy-option", "gamma=1"], "with a field out of levels"),
     (None, ["--policy-option", "alpha=2.5"], "alpha takes a value like 4"),
@@ -129,17 +125,15 @@ def test_a_trace_of_another_model_is_refused(run, checkpoints, rows, tmp_path):
     run(*words)
 
 
-def test_options_override_the_file_of_a_policy(run, checkpoints, tmp_path):
-  """Every command that takes a policy takes them."""
+def test_options_override_the_file_of_a_policy(tmp_path):
   file = tmp_path / "policy.json"
   file.write_text('{"alpha": 3, "beta": 3}')
-  report = tmp_path / "report.json"
-  text = tmp_path / "text.txt"
-  text.write_text("The capital of France is Paris, and " * 9)
-  words = ["eval", checkpoints["autofp6"], "--text", text, "--context", 24]
-  words += ["--windows", 1, "--precisions", "4", "--json", report]
-  words += ["--policy", file, "--policy-option", "beta=1"]
-  run(*words, "--policy-option", "reduction=token_mean")
-  policy = json.loads(report.read_text())["policy"]
-  assert (policy["alpha"], policy["beta"]) == (3, 1)
-  assert policy["reduction"] == "token_mean"
+  parser = argparse.ArgumentParser()
+  arguments.add_policy(parser)
+  words = ["--policy", str(file)]
+  for option in ("beta=1", "reduction=token_mean", "tau=1", "levels=[4,6]"):
+    words += ["--policy-option", option]
+  found = arguments.read_policy(parser.parse_args(words), PolicyConfig())
+  assert found == PolicyConfig(
+    alpha=3, beta=1, reduction="token_mean", tau=1.0, levels=(4, 6)
+  )

@@ -18,7 +18,7 @@ from autoematic_jax.evaluation.policies.passes import capacity_of
 from autoematic_jax.evaluation.policies.passes import passes_of
 from autoematic_jax.models.reference import problem_file
 
-CAPACITY = 256
+CAPACITY = 128
 
 
 def user(text):
@@ -79,10 +79,8 @@ def test_a_refill_sees_what_one_pass_sees(baseline, recordings):
 def test_a_long_conversation_shares_the_context(baseline):
   """Later turns and their answers keep their room."""
   told = Conversation(name="long", turns=("Paris " * 20, "France " * 10, "a"))
-  room = recording.room(conversations.encode(baseline, told), 999)
-  found = recording.record(
-    baseline, told, max_new_tokens=999, capacity=max(room, CAPACITY)
-  )
+  room = recording.room(baseline, conversations.encode(baseline, told), 999)
+  found = recording.record(baseline, told, max_new_tokens=999, capacity=room)
   read = sum(len(step.tokens) for step in found.passes)
   assert read <= baseline.config.max_positions
   assert capacity_of(found.passes) <= room
@@ -145,7 +143,7 @@ def test_a_broken_line_is_named(tmp_path, line, message):
 
 
 def test_what_does_not_fit_the_context_is_named(baseline):
-  told = Conversation(name="line 7", turns=("Paris " * 100, " France" * 60))
+  told = Conversation(name="line 7", turns=("Paris " * 60, " France" * 60))
   with pytest.raises(AutoematicError, match="line 7: .* leave no room"):
     conversations.encode(baseline, told)
 
