@@ -37,7 +37,7 @@ def draw(
   for axis, row in zip(axes.flat, shown, strict=True):
     reporting.draw_levels(axis, oracle_levels(row).T, levels)
     _mark_turns(axis, row)
-    axis.set_title(row["name"], fontsize=10, loc="left")
+    axis.set_title(row["name"], fontsize=10, loc="right")
     axis.set_ylabel("layer")
   axes[-1, 0].set_xlabel("pass (dashed red: prefill and refills)")
   reporting.draw_level_bar(figure, axes, levels)
