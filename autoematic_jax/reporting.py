@@ -1,5 +1,6 @@
 """What a person sees of a generation: a summary and a picture."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -109,14 +110,7 @@ def plot_trace(
     AutoematicError: matplotlib is missing or the file cannot be written.
   """
   pyplot = require_matplotlib()
-  from matplotlib import cm
-  from matplotlib import colors
-
   shown = sorted(set(levels) | set(np.unique(result.prefill_levels).tolist()))
-  index = {level: position for position, level in enumerate(shown)}
-  palette = colors.ListedColormap(
-    pyplot.get_cmap("viridis")(np.linspace(0.1, 0.95, len(shown)))
-  )
   prefill = result.prefill_levels[:, :1]
   decode = result.trace[:, :, 0].T
   decode = decode[:, (decode > 0).any(axis=0)] if decode.size else decode
@@ -126,22 +120,50 @@ def plot_trace(
   for axis, grid, title in zip(
     axes, (prefill, decode), ("prefill", "decode step"), strict=True
   ):
-    coded = np.vectorize(index.get, otypes=[float])(grid)
-    if coded.size:
-      axis.imshow(
-        coded,
-        cmap=palette,
-        vmin=-0.5,
-        vmax=len(shown) - 0.5,
-        aspect="auto",
-        interpolation="nearest",
-        origin="lower",
-      )
+    draw_levels(axis, grid, shown)
     axis.set_xlabel(title)
   axes[0].set_xticks([])
   axes[0].set_ylabel("layer")
   axes[1].set_title("bits of each layer, chosen at run time")
-  image = cm.ScalarMappable(colors.Normalize(-0.5, len(shown) - 0.5), palette)
+  draw_level_bar(figure, axes, shown)
+  save_figure(figure, path)
+
+
+def draw_levels(axis: Any, grid: np.ndarray, shown: Sequence[int]) -> None:
+  """Colours a grid of bits.
+
+  Args:
+    axis: Of matplotlib.
+    grid: `[layers, steps]` bits.
+    shown: Bits that have a colour, ascending.
+  """
+  if not grid.size:
+    return
+  index = {level: position for position, level in enumerate(shown)}
+  axis.imshow(
+    np.vectorize(index.get, otypes=[float])(grid),
+    cmap=_palette(shown),
+    vmin=-0.5,
+    vmax=len(shown) - 0.5,
+    aspect="auto",
+    interpolation="nearest",
+    origin="lower",
+  )
+
+
+def draw_level_bar(figure: Any, axes: Any, shown: Sequence[int]) -> None:
+  """Tells which colour of `draw_levels` stands for which bits."""
+  from matplotlib import cm
+  from matplotlib import colors
+
+  scale = colors.Normalize(-0.5, len(shown) - 0.5)
+  image = cm.ScalarMappable(scale, _palette(shown))
   bar = figure.colorbar(image, ax=axes, ticks=range(len(shown)))
   bar.ax.set_yticklabels([f"{level} bits" for level in shown])
-  save_figure(figure, path)
+
+
+def _palette(shown):
+  from matplotlib import colors
+
+  viridis = require_matplotlib().get_cmap("viridis")
+  return colors.ListedColormap(viridis(np.linspace(0.1, 0.95, len(shown))))

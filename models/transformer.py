@@ -200,6 +200,30 @@ class Decoder(nnx.Module):
       self.norm(hidden), head.get_value(), one_by_one=one_by_one
     )
 
+  def context(
+    self,
+    start: Int[Array, "B"],
+    lengths: Int[Array, "B"],
+    count: int,
+  ) -> Context:
+    """What the layers share in a pass over `count` tokens of each request.
+
+    Args:
+      start: Position of each request's first new token.
+      lengths: New tokens of each request; the rest is padding.
+      count: New tokens with their padding.
+
+    Returns:
+      Positions, mask and rotary tables.
+    """
+    positions = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+    return Context(
+      positions=positions,
+      token_mask=jnp.arange(count)[None] < lengths[:, None],
+      rope=attention.rope_tables(positions, rope_frequencies(self.config)),
+      config=self.config,
+    )
+
   def run_layers(
     self,
     tokens: Int[Array, "B T"],
@@ -233,14 +257,37 @@ class Decoder(nnx.Module):
       Hidden states before the final norm, the cache, the policy's state and
       the bits that each layer ran at.
     """
-    count = tokens.shape[1]
-    positions = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
-    context = Context(
-      positions=positions,
-      token_mask=jnp.arange(count)[None] < lengths[:, None],
-      rope=attention.rope_tables(positions, rope_frequencies(self.config)),
-      config=self.config,
+    hidden, cache, policy, (bits, _) = self.trace_layers(
+      tokens,
+      start=start,
+      lengths=lengths,
+      cache=cache,
+      policy=policy,
+      forced=forced,
+      policy_config=policy_config,
+      phase=phase,
     )
+    return hidden, cache, policy, bits
+
+  def trace_layers(
+    self,
+    tokens: Int[Array, "B T"],
+    *,
+    start: Int[Array, "B"],
+    lengths: Int[Array, "B"],
+    cache: kv_cache.KVCache,
+    policy: policy_lib.PolicyState,
+    forced: Int[Array, "L"],
+    policy_config: policy_lib.PolicyConfig,
+    phase: Phase,
+  ) -> tuple[
+    Float[Array, "B T D"],
+    kv_cache.KVCache,
+    policy_lib.PolicyState,
+    tuple[Int[Array, "L B"], Float[Array, "L B"]],
+  ]:
+    """`run_layers` that returns each layer's activity beside its bits."""
+    context = self.context(start, lengths, tokens.shape[1])
 
     def body(carry, inputs):
       hidden, cache, policy = carry
@@ -262,15 +309,15 @@ class Decoder(nnx.Module):
         else policy_lib.update_decode
       )
       policy = update(policy_config, policy, activity, layer)
-      return (hidden_out, cache, policy), bits
+      return (hidden_out, cache, policy), (bits, activity)
 
     layers = jnp.arange(self.config.num_layers, dtype=jnp.int32)
-    (hidden, cache, policy), bits = lax.scan(
+    (hidden, cache, policy), trace = lax.scan(
       body,
       (self.embed(tokens), cache, policy),
       (layers, forced),
     )
-    return hidden, cache, policy, bits
+    return hidden, cache, policy, trace
 
 
 def rope_frequencies(config: ModelConfig) -> Float[np.ndarray, "F"]:

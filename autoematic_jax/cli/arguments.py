@@ -12,11 +12,18 @@ from autoematic_jax.policy import PolicyConfig
 
 
 def add_policy(parser: argparse.ArgumentParser) -> None:
-  """`--policy FILE`: constants of the run-time policy."""
+  """`--policy` and `--policy-option`: constants of the run-time policy."""
   parser.add_argument(
     "--policy",
     metavar="FILE",
     help="JSON with fields of PolicyConfig that override the checkpoint's",
+  )
+  parser.add_argument(
+    "--policy-option",
+    action="append",
+    default=[],
+    metavar="FIELD=VALUE",
+    help="overrides one field, as alpha=3 or levels=[4,6]; may be repeated",
   )
 
 
@@ -89,18 +96,56 @@ def read_text(option: str, file: str) -> str:
     raise AutoematicError(f"{option} {file}: {error}") from error
 
 
-def read_policy(file: str | None, stored: PolicyConfig) -> PolicyConfig:
-  """The stored policy with the fields that a JSON file overrides.
+def read_policy(args: argparse.Namespace, stored: PolicyConfig) -> PolicyConfig:
+  """The stored policy with the fields that the options override.
+
+  Args:
+    args: Parsed arguments that `add_policy` declared; a single field goes
+      before the file's.
+    stored: The checkpoint's policy.
 
   Raises:
-    AutoematicError: The file cannot be read or is not a JSON object.
+    AutoematicError: The file cannot be read or is not a JSON object, or a
+      field is unknown or refused.
   """
+  fields = {**stored.to_dict(), **_policy_file(args.policy)}
+  for option in args.policy_option:
+    name, value = _policy_field(option)
+    fields[name] = value
+  return PolicyConfig.from_dict(fields)
+
+
+def _policy_file(file):
   if file is None:
-    return stored
+    return {}
   try:
     fields = json.loads(Path(file).read_text())
   except (OSError, ValueError) as error:
     raise AutoematicError(f"--policy {file}: {error}") from error
   if not isinstance(fields, dict):
     raise AutoematicError(f"--policy {file}: expected a JSON object")
-  return PolicyConfig.from_dict({**stored.to_dict(), **fields})
+  return fields
+
+
+def _policy_field(option):
+  """Name and value of a `FIELD=VALUE`, the value of its field's type."""
+  name, equals, text = option.partition("=")
+  known = PolicyConfig().to_dict()
+  if not equals or name not in known:
+    raise AutoematicError(
+      f"--policy-option {option}: expected FIELD=VALUE with a field out of"
+      f" {', '.join(known)}"
+    )
+  kind = type(known[name])
+  try:
+    value = text if kind is str else json.loads(text)
+  except ValueError:
+    value = None
+  if kind is float and type(value) is int:
+    value = float(value)
+  numbers = value if isinstance(value, list) else []
+  if type(value) is not kind or any(type(n) is not int for n in numbers):
+    raise AutoematicError(
+      f"--policy-option {option}: {name} takes a value like {known[name]!r}"
+    )
+  return name, value

@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
   enable_compilation_cache(args.compilation_cache)
   activation = arguments.read_activation(args)
   model = autoematic_jax.load(args.checkpoint, activation=activation)
-  model = model.with_policy(arguments.read_policy(args.policy, model.policy))
+  model = model.with_policy(arguments.read_policy(args, model.policy))
   contenders = Contenders(model, args.checkpoint, args.baseline)
   precisions = _precisions(args.precisions, contenders)
   subject = _subject(args, model, text, tasks)

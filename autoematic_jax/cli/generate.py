@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     compute_dtype=DENSE_DTYPES.get(args.precision),
     activation=arguments.read_activation(args),
   )
-  model = model.with_policy(arguments.read_policy(args.policy, model.policy))
+  model = model.with_policy(arguments.read_policy(args, model.policy))
   stream = autoematic_jax.stream(
     model,
     prompts,

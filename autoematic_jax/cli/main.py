@@ -25,6 +25,8 @@ COMMANDS = {
   "generate": "write text from a converted checkpoint",
   "eval": "measure accuracy by precision",
   "bench": "measure speed and memory",
+  "oracle": "find the lowest precision that each layer needs at each step",
+  "policies": "compare the levels that policies choose with the oracle's",
 }
 
 

@@ -1,0 +1,1 @@
+"""What precision layers need step by step, and what policies give them."""

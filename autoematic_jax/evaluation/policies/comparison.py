@@ -1,0 +1,184 @@
+"""Runs policies along the oracle's conversations."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from autoematic_jax.evaluation import teacher_forcing
+from autoematic_jax.evaluation import text_scores
+from autoematic_jax.evaluation.journal import Journal
+from autoematic_jax.evaluation.journal import Record
+from autoematic_jax.evaluation.policies import contestants
+from autoematic_jax.evaluation.policies import scores
+from autoematic_jax.evaluation.policies.contestants import Contestant
+from autoematic_jax.evaluation.policies.passes import Session
+from autoematic_jax.evaluation.policies.passes import capacity_of
+from autoematic_jax.evaluation.policies.passes import divergence
+from autoematic_jax.evaluation.policies.recording import Recording
+from autoematic_jax.language_model import LanguageModel
+
+_divergence = jax.jit(divergence)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+  """Two models and the conversations that both go through.
+
+  Attributes:
+    judged: The quantized model, with the policy that is judged.
+    baseline: The same in full precision.
+    rows: The oracle's, one a conversation.
+    journal: Remembers what is finished.
+  """
+
+  judged: LanguageModel
+  baseline: LanguageModel
+  rows: Sequence[Record]
+  journal: Journal
+
+
+def measure(
+  comparison: Comparison, windows: np.ndarray | None, seed: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+  """Scores every policy.
+
+  Args:
+    comparison: Models and conversations.
+    windows: `[W, T]` token ids by which a fixed assignment is chosen; None
+      leaves that policy out.
+    seed: Of the random policy.
+
+  Returns:
+    One row of scores a policy, and for each conversation the signals that
+    `adaptive` saw, as `replay.Signals.from_dict` takes them.
+  """
+  rows, policy = comparison.rows, comparison.judged.policy
+  found = _run(comparison, contestants.independent(policy))
+  shares = contestants.shares_by_kind(rows, found["adaptive"])
+  others = [contestants.random(policy, shares, seed)]
+  if windows is not None:
+    bits = scores.summary(rows, found["adaptive"])["execution_bits"]
+    levels = contestants.assign(
+      policy.levels, sensitivity(comparison, windows), bits
+    )
+    others.append(contestants.static(policy, levels))
+  found |= _run(comparison, others)
+  signals = [
+    {"name": row["name"], **record}
+    for row, record in zip(rows, found["adaptive"], strict=True)
+  ]
+  return [
+    {"policy": name, **scores.summary(rows, records)}
+    for name, records in found.items()
+  ], signals
+
+
+def _run(comparison, entrants: Sequence[Contestant]) -> dict[str, list[Record]]:
+  """Records of some policies by name, a conversation at a time."""
+  found: dict[str, list[Record]] = {entrant.name: [] for entrant in entrants}
+  total = len(entrants) * len(comparison.rows)
+  with tqdm(total=total, desc="policies", unit="conversation") as progress:
+    for index, row in enumerate(comparison.rows):
+      targets = None
+      for entrant in entrants:
+        record = comparison.journal.find("policy", entrant.name, index)
+        if record is None:
+          if targets is None:
+            targets = _targets(comparison, row)
+          record = _follow(comparison, entrant, index, row, targets)
+          comparison.journal.add("policy", entrant.name, index, record=record)
+        found[entrant.name].append(record)
+        progress.update()
+  return found
+
+
+def _targets(comparison, row):
+  """Full-precision log-probabilities after each pass."""
+  passes = Recording.from_dict(row).passes
+  session = Session(comparison.baseline, _capacity(comparison))
+  return [session.run(step).log_probabilities for step in passes]
+
+
+def _capacity(comparison):
+  """One for all conversations, so that few shapes compile."""
+  return max(
+    capacity_of(Recording.from_dict(row).passes) for row in comparison.rows
+  )
+
+
+def _follow(comparison, entrant, index, row, targets):
+  """Levels and KL divergence of each pass; what `adaptive` saw as well."""
+  forced = entrant.forced(index, row)
+  passes = Recording.from_dict(row).passes
+  session = Session(comparison.judged, _capacity(comparison), entrant.policy)
+  outputs, kl = [], []
+  for number, (step, log_p) in enumerate(zip(passes, targets, strict=True)):
+    output = session.run(step, None if forced is None else forced[number])
+    kl.append(float(_divergence(log_p, output.log_probabilities)))
+    outputs.append(output)
+  record = {
+    "kinds": [step.kind for step in passes],
+    "levels": [np.asarray(output.levels).tolist() for output in outputs],
+    "kl": kl,
+  }
+  if entrant.name != "adaptive":
+    return record
+  return {
+    **record,
+    "activity": [np.asarray(output.activity).tolist() for output in outputs],
+    "entropy": [float(output.entropy) for output in outputs],
+  }
+
+
+def sensitivity(comparison: Comparison, windows: np.ndarray) -> np.ndarray:
+  """What each level of each layer costs while all others run at the highest.
+
+  Args:
+    comparison: Models; the journal remembers finished values.
+    windows: `[W, T]` token ids of a text.
+
+  Returns:
+    `[N, L]` mean KL divergence from full precision on the text, nats, for the
+    N levels of the policy; the last row is that of all layers at the highest.
+  """
+  levels = comparison.judged.policy.levels
+  layers = comparison.judged.config.num_layers
+  highest = levels[-1]
+  costs = np.empty((len(levels), layers))
+  plan = [(len(levels) - 1, 0)]
+  plan += [
+    (n, layer) for n in range(len(levels) - 1) for layer in range(layers)
+  ]
+  for n, layer in tqdm(plan, desc="sensitivity", unit="layer"):
+    key = ("sensitivity", levels[n], layer)
+    record = comparison.journal.find(*key)
+    if record is None:
+      forced = np.full((layers,), highest, np.int32)
+      forced[layer] = levels[n]
+      record = {"kl": _mean_divergence(comparison, windows, forced)}
+      comparison.journal.add(*key, record=record)
+    costs[n, layer] = record["kl"]
+  costs[-1] = costs[-1, 0]
+  return costs
+
+
+def _mean_divergence(comparison, windows, forced):
+  judged, baseline = comparison.judged, comparison.baseline
+  unquantized = np.full_like(forced, 32)
+  kl = []
+  for window in windows:
+    tokens = jnp.asarray(window)
+    hidden, _ = teacher_forcing.hidden_states(judged, tokens, forced, "prefill")
+    target, _ = teacher_forcing.hidden_states(
+      baseline, tokens, unquantized, "prefill"
+    )
+    scored = text_scores.score(
+      judged.decoder, hidden, baseline.decoder, target, tokens
+    )
+    kl.append(scored.kl.mean())
+  return float(np.mean(kl))
