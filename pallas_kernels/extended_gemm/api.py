@@ -47,7 +47,8 @@ def extended_gemm(
     weight: `reference` takes the packed QTensor, `xla` the ExpandedWeight
       that `expand` makes of it.
     levels: Bits of each row (2 runs as W2A4), or one level for all rows.
-    activation: Threshold and step; the default takes the weight's step.
+    activation: How x is refined; the default takes the weight's step, and
+      keeps the masks apart where `reference` runs, which needs that.
     present: Levels that may occur, where the caller knows; None allows every
       level of the weight. A row at a level outside `present` is undefined.
     layer: `xla` only: which layer of a weight that is stacked.
@@ -71,7 +72,9 @@ def extended_gemm(
     )
   levels, present = _check_levels(levels, x.shape[0], weight, present)
   if activation is None:
-    activation = ActivationConfig(decoding=weight.decoding)
+    activation = ActivationConfig(
+      decoding=weight.decoding, overlapping=not packed
+    )
   if activation.decoding != weight.decoding:
     raise PrecisionError(
       f"{activation.decoding=} differs from {weight.decoding=}"

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save_file
 
 import autoematic_jax
+from autoematic_jax import formats
 from autoematic_jax.calibration import Calibrator
 from autoematic_jax.calibration import calibration_tokens
 from autoematic_jax.calibration import calibrator
@@ -95,7 +96,8 @@ def test_calibrated_weights_stay_closer_to_the_model(source, tmp_path):
   assert kl["chosen"] < 0.7 * kl["rounded"]
   made = json.loads((tmp_path / "chosen" / "autoematic.json").read_text())
   assert made["made"]["method"] == (
-    "GPTQ on 16 x 64 tokens, 13 scale targets, corrected weights"
+    "GPTQ on 16 x 64 tokens, 13 scale targets, 2 sweeps, corrected weights,"
+    " refinement by sensitivity, masks may overlap"
   )
 
 
@@ -229,13 +231,51 @@ def test_the_papers_recipe_is_on_offer(source, tmp_path):
   calibrate(
     source,
     tmp_path / "paper",
-    ["--decoding", "fixed", "--no-scale-search", "--no-correction"],
+    [
+      *("--decoding", "fixed", "--no-scale-search", "--no-correction"),
+      *("--sweeps", "0", "--even-refinement", "--disjoint-masks"),
+    ],
   )
   made = json.loads((tmp_path / "paper" / "autoematic.json").read_text())
   assert made["decoding"] == "fixed"
   assert made["made"]["method"] == (
-    "GPTQ on 6 x 32 tokens, 1 scale targets, original weights"
+    "GPTQ on 6 x 32 tokens, 1 scale targets, 0 sweeps, original weights,"
+    " refinement spread evenly, masks apart"
   )
+
+
+def refined(path):
+  """Refined subgroups of each projection of each layer."""
+  return [
+    {
+      name: int(np.unpackbits(tensor.refinement_mask).sum())
+      for name, tensor in layer.items()
+      if isinstance(tensor, formats.QTensor)
+    }
+    for layer in weights_of(path)
+  ]
+
+
+def test_refinement_goes_where_it_matters(source, tmp_path):
+  """Less sensitive layers give theirs up, and the whole takes no more bytes."""
+  calibrate(source, tmp_path / "spread")
+  calibrate(source, tmp_path / "even", ["--even-refinement"])
+  spread, even = refined(tmp_path / "spread"), refined(tmp_path / "even")
+  assert even[0] == even[1]
+  assert spread[0] != spread[1]
+  rows = {
+    name: tensor.rows
+    for name, tensor in weights_of(tmp_path / "even")[0].items()
+    if isinstance(tensor, formats.QTensor)
+  }
+
+  def offsets(layers):
+    return sum(n * rows[name] for layer in layers for name, n in layer.items())
+
+  assert 0 < offsets(spread) <= offsets(even)
+  model = autoematic_jax.load(tmp_path / "spread")
+  result = autoematic_jax.generate(model, "Paris", max_new_tokens=3)
+  assert len(result.token_ids[0]) <= 3
 
 
 def test_unquantized_formats_take_no_calibration(source, tmp_path):

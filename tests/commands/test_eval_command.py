@@ -118,10 +118,31 @@ def test_activations_are_refined_as_asked(run, checkpoints, text, tmp_path):
   words = ["eval", checkpoints["autofp6"], "--baseline", checkpoints["fp32"]]
   words += ["--text", text, "--precisions", "6", "--json", report, *OPTIONS]
   kl = []
-  for more in ([], ["--overlapping-masks", "--activation-threshold", "0"]):
+  for more in (
+    [],
+    ["--disjoint-masks"],
+    ["--activation-threshold", "0.1"],
+    ["--nearest-base"],
+  ):
     run(*words, *more)
     kl.append(json.loads(report.read_text())["rows"][0]["kl_mean"])
-  assert kl[1] != kl[0]
+  assert len(set(kl)) == 4
+
+
+def test_windows_are_left_out(run, checkpoints, text, tmp_path):
+  report = tmp_path / "report.json"
+  words = ["eval", checkpoints["autofp6"], "--baseline", checkpoints["fp32"]]
+  words += ["--text", text, "--precisions", "6", "--json", report]
+  words += ["--context", "24"]
+  kl = []
+  for window in (
+    ["--windows", "2"],
+    ["--windows", "1"],
+    ["--skip-windows", "1", "--windows", "1"],
+  ):
+    run(*words, *window)
+    kl.append(json.loads(report.read_text())["rows"][0]["kl_mean"])
+  assert kl[0] == pytest.approx((kl[1] + kl[2]) / 2)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +152,8 @@ def test_activations_are_refined_as_asked(run, checkpoints, text, tmp_path):
     (["--context", "500"], "--context 500 must be"),
     (["--context", "90", "--text", "short"], "the text has"),
     (["--windows", "0"], "--windows 0"),
+    (["--skip-windows", "-1"], "--skip-windows -1 must be"),
+    (["--skip-windows", "999"], "after 999 of them needs"),
     (["--precisions", "bf16"], "the reference is fp32"),
     (["--precisions", "5"], "offered"),
     (["--text", "/nowhere"], "--text /nowhere"),

@@ -161,3 +161,34 @@ def test_scaled_values_are_exact_in_bf16_and_refined_ones_in_f16():
     delta = formats.offset_delta(jnp.asarray(d), f32(q), decoding)
     refined = scale * (q + np.asarray(delta, np.float64))
     np.testing.assert_array_equal(refined, np.float64(np.float16(refined)))
+
+
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_the_nearest_pair_is_the_best_of_all(decoding, run):
+  x = np.concatenate([np.linspace(-8, 8, 4097), [0.0, -0.0, np.inf, -np.inf]])
+  x = x.astype(np.float32)
+  q, d = run(lambda x: formats.nearest_pair(x, decoding), f32(x))
+  found = np.asarray(q + formats.offset_delta(d, q, decoding))
+  offsets, bases = every_base_and_offset(6)
+  reached = bases + np.asarray(
+    formats.offset_delta(jnp.asarray(offsets), f32(bases), decoding)
+  )
+  inside = np.abs(x) <= 6
+  best = np.abs(x[inside, None] - reached).min(axis=1)
+  np.testing.assert_array_equal(np.abs(x - found)[inside], best)
+  nearest = np.asarray(formats.round_e2m1(f32(x)))
+  other = np.asarray(q) != nearest
+  own = nearest + np.asarray(
+    formats.offset_delta(
+      formats.offset(f32(x), f32(nearest), decoding), f32(nearest), decoding
+    )
+  )
+  assert np.all(np.abs(x - found)[other] < np.abs(x - own)[other])
+  assert other.any()
+  outside = np.isinf(x)
+  np.testing.assert_array_equal(np.abs(np.asarray(q)[outside]), 6)
+
+
+def test_a_nan_has_no_nearest_pair(run):
+  q, _ = run(lambda x: formats.nearest_pair(x, "exponent"), f32([np.nan]))
+  assert np.isnan(q).all()

@@ -1,5 +1,7 @@
 """The GEMM at every mix of levels, against float64 and against itself."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from autoematic_jax import formats
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.errors import QTensorError
+from autoematic_jax.pallas_kernels.activation_quantization import PAPER
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
@@ -18,6 +21,7 @@ from autoematic_jax.pallas_kernels.extended_gemm import extended_gemm
 
 FORMATS = ("nvfp4", "autofp6", "autofp8", "fp6g")
 DECODINGS = ("fixed", "exponent")
+E2M1 = {0, 0.5, 1, 1.5, 2, 3, 4, 6}
 
 
 def make(rng, m, n, k, fmt="autofp6", decoding="exponent"):
@@ -76,9 +80,11 @@ def test_both_implementations_match_float64(fmt, decoding, k):
   rng = np.random.default_rng(k)
   x, weight = make(rng, 9, 40, k, fmt, decoding)
   levels = mixed_levels(weight, 9)
-  expected = float64_result(x, weight, levels, decoding)
-  assert_close(extended_gemm(x, weight, levels), expected)
-  assert_close(extended_gemm(x, expand([weight]), levels), expected)
+  expected = float64_result(x, weight, levels, decoding, overlapping=False)
+  apart = ActivationConfig(decoding=decoding, overlapping=False)
+  for form in (weight, expand([weight])):
+    actual = extended_gemm(x, form, levels, activation=apart)
+    assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("fmt", ["autofp6", "autofp8"])
@@ -86,15 +92,32 @@ def test_overlapping_masks_refine_both_operands(fmt):
   rng = np.random.default_rng(5)
   x, weight = make(rng, 9, 40, 464, fmt)
   levels = mixed_levels(weight, 9)
-  options = {"overlapping": True, "threshold": 0.0005}
-  expected = float64_result(x, weight, levels, "exponent", **options)
-  apart = float64_result(x, weight, levels, "exponent")
+  expected = float64_result(x, weight, levels, "exponent")
+  apart = float64_result(x, weight, levels, "exponent", overlapping=False)
   assert np.any(expected != apart)
-  config = ActivationConfig(**options)
-  actual = extended_gemm(x, expand([weight]), levels, activation=config)
-  assert_close(actual, expected)
+  assert_close(extended_gemm(x, expand([weight]), levels), expected)
+  assert_close(extended_gemm(x, weight, levels), apart)
   with pytest.raises(PrecisionError, match="masks cannot overlap"):
-    extended_gemm(x, weight, levels, activation=config)
+    extended_gemm(x, weight, levels, activation=ActivationConfig())
+
+
+def test_any_base_comes_closer_than_the_nearest():
+  x = np.random.default_rng(6).standard_normal((64, 512)).astype(np.float32)
+
+  def error(**options):
+    rows = quantize_rows(
+      jnp.asarray(x),
+      jnp.full((64,), 6),
+      config=ActivationConfig(threshold=0.0, **options),
+      present=(6,),
+    )
+    assert set(np.abs(np.unique(rows.values))) <= E2M1
+    value = rows.scaled(rows.values + rows.delta) * rows.tensor_scale
+    return np.square(np.asarray(value) - x)
+
+  nearest, free = error(nearest_base=True), error()
+  assert np.all(free <= nearest)
+  assert free.mean() < 0.7 * nearest.mean()
 
 
 def test_refinement_brings_the_product_closer():
@@ -225,7 +248,9 @@ def test_activation_masks_avoid_the_weights_and_zero_subgroups():
   x, weight = make(rng, 32, 16, 256)
   x = x.at[:, 8:16].set(0.0)
   weight_mask = formats.mask_bits(weight)
-  rows = quantize_rows(x, jnp.full((32,), 6), weight_mask=weight_mask)
+  rows = quantize_rows(
+    x, jnp.full((32,), 6), weight_mask=weight_mask, config=PAPER
+  )
   mask = np.asarray(rows.mask)
   assert mask.any()
   assert not (mask & np.asarray(weight_mask)[None]).any()
@@ -239,9 +264,13 @@ def test_union_of_masks_serves_rows_that_refine_elsewhere():
   rng = np.random.default_rng(4)
   x, weight = make(rng, 8, 32, 128)
   rows = quantize_rows(
-    x, jnp.full((8,), 6), weight_mask=formats.mask_bits(weight)
+    x,
+    jnp.full((8,), 6),
+    weight_mask=formats.mask_bits(weight),
+    config=PAPER,
   )
   masks = np.asarray(rows.mask)
   assert len(np.unique(masks, axis=0)) > 1
-  expected = float64_result(x, weight, [6] * 8, "exponent")
-  assert_close(extended_gemm(x, weight, 6), expected)
+  paper = dataclasses.asdict(PAPER)
+  expected = float64_result(x, weight, [6] * 8, **paper)
+  assert_close(extended_gemm(x, weight, 6, activation=PAPER), expected)
