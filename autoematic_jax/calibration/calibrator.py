@@ -293,28 +293,29 @@ class Calibrator:
     }
 
   def _read(self, own, exact, reader):
-    """Moments of a projection's inputs, and what refining these is worth.
+    """Moments of a projection's inputs, gain of refining these, and they.
 
-    And the inputs themselves, if they go on.
+    The gain is None where it does not matter, and the inputs are left out
+    where they do not go on.
     """
     last = reader in _LAST
     streams = [self._streams[_OWN].inputs(own, reader)]
     if exact is not None:
       streams.append(self._streams[_EXACT].inputs(exact, reader, pass_on=last))
     moments, inputs = None, []
-    gain = 0.0
+    gain = None
     for several in zip(*streams, strict=True):
       rows = [x.reshape(-1, x.shape[-1]) for x in several]
       moments = moments or Moments(rows[0].shape[1])
       moments.add(*rows)
       if self._options.refined and not self._overlapping:
-        gain = gain + activations.refinement_gain(
-          rows[0], self._options.decoding
-        )
+        more = activations.refinement_gain(rows[0], self._options.decoding)
+        gain = more if gain is None else gain + more
       if last:
         inputs.append(np.asarray(several[0]))
     assert moments is not None
-    gain = np.asarray(gain, np.float64) / self._tokens.size
+    if gain is not None:
+      gain = np.asarray(gain, np.float64) / self._tokens.size
     return moments, gain, inputs
 
   def _quantize(self, weights, moments, names, *, refined, activation_gain):
@@ -331,8 +332,9 @@ class Calibrator:
         weights = hessian.corrected(
           weights, second, moments.cross, factor.damping
         )
-      stacked = np.concatenate([np.asarray(w) for w in weights])
-      loss = budget.activation_loss(stacked, activation_gain)
+      loss = None
+      if activation_gain is not None:
+        loss = budget.activation_loss(np.concatenate(weights), activation_gain)
       return gptq.quantize_jointly(
         weights, factor, self._options, refined=refined, loss=loss
       )

@@ -1,6 +1,7 @@
 """`autoematic oracle`: the lowest precision of each layer at each step."""
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 import autoematic_jax
@@ -104,8 +105,7 @@ def run(args: argparse.Namespace) -> int:
     "levels": list(options.levels),
     "budget": options.budget,
     "max_new_tokens": args.max_new_tokens,
-    "activation_threshold": args.activation_threshold,
-    "overlapping_masks": args.overlapping_masks,
+    "activation": dataclasses.asdict(judged.activation),
     "conversations": conversations.identity(told),
   }
   # What does not fit is refused before anything is measured or written.

@@ -1,6 +1,7 @@
 """`autoematic policies`: levels that policies choose, beside the oracle's."""
 
 import argparse
+import dataclasses
 
 import autoematic_jax
 from autoematic_jax.cli import arguments
@@ -83,8 +84,7 @@ def run(args: argparse.Namespace) -> int:
     "oracle": {"file": args.oracle, "budget": report["budget"]},
     "conversations": quality.text_identity(str(report["rows"])),
     "policy": judged.policy.to_dict(),
-    "activation_threshold": args.activation_threshold,
-    "overlapping_masks": args.overlapping_masks,
+    "activation": dataclasses.asdict(judged.activation),
     "seed": args.seed,
     "calibration": None,
   }
