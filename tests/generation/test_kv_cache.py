@@ -17,7 +17,7 @@ def vectors(shape, seed=0):
   return jnp.asarray(x, jnp.float32)
 
 
-def expected_autofp(x, level, decoding):
+def expected_autofp(x, level, decoding, nearest_base):
   """Base and offsets by the formats' own functions, no packing."""
   width = -(-x.shape[-1] // 16) * 16
   padded = jnp.pad(x, ((0, 0), (0, width - x.shape[-1])))
@@ -28,6 +28,8 @@ def expected_autofp(x, level, decoding):
   delta = jnp.zeros_like(base)
   if level == 6:
     d = formats.offset(scaled, base, decoding)
+    if not nearest_base:
+      base, d = formats.nearest_pair(scaled, decoding)
     delta = formats.offset_delta(d, base, decoding)
   if level == 8:
     d = formats.offset8(scaled, base, "exponent")
@@ -36,15 +38,16 @@ def expected_autofp(x, level, decoding):
 
 
 @pytest.mark.parametrize("decoding", ["exponent", "fixed"])
+@pytest.mark.parametrize("nearest_base", [False, True])
 @pytest.mark.parametrize("head_dim", [10, 64, 80])
-def test_autofp_codec_is_exact(decoding, head_dim):
-  codec = kv_codecs.AutoFPCodec(decoding)
+def test_autofp_codec_is_exact(decoding, nearest_base, head_dim):
+  codec = kv_codecs.AutoFPCodec(decoding, nearest_base)
   x = vectors((12, head_dim))
   levels = jnp.asarray([2, 4, 6, 8] * 3, jnp.int32)
   planes = jax.jit(codec.encode)(x, levels)
   decoded = jax.jit(codec.decode, static_argnums=1)(planes, head_dim)
   for row, level in enumerate(levels.tolist()):
-    expected = expected_autofp(x[row : row + 1], level, decoding)
+    expected = expected_autofp(x[row : row + 1], level, decoding, nearest_base)
     np.testing.assert_array_equal(decoded[row : row + 1], expected)
 
 
