@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from autoematic_jax.checkpoints import load_checkpoint
 from autoematic_jax.evaluation import environment
@@ -84,7 +85,7 @@ def main() -> None:
   """Measures recipe after recipe, saving each."""
   args = _arguments()
   args.work.mkdir(parents=True, exist_ok=True)
-  report = {"rows": []}
+  report: dict[str, Any] = {"rows": []}
   if args.json.exists():
     report = json.loads(args.json.read_text())
   _converted(args, "fp32")
@@ -157,7 +158,7 @@ def _autoematic(*words) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
   add = parser.add_argument
   add("--model", required=True, help="its name in the report")
   add("--source", type=Path, required=True)

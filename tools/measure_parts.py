@@ -9,11 +9,13 @@ by each format.
 """
 
 import argparse
+import dataclasses
 import json
 import shlex
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -169,7 +171,7 @@ def _run(decoder, tokens, *, level, codec):
 
 
 def _report(args, rows):
-  report = {"rows": []}
+  report: dict[str, Any] = {"rows": []}
   if args.json.exists():
     report = json.loads(args.json.read_text())
   others = [row for row in report["rows"] if row["model"] != args.model]
@@ -184,7 +186,7 @@ def _report(args, rows):
 
 
 def _arguments() -> argparse.Namespace:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
   add = parser.add_argument
   add("--model", required=True, help="its name in the report")
   add("--work", type=Path, required=True, help="folder of checkpoints")

@@ -38,7 +38,7 @@ QWEN3_8B = {
 
 def main() -> None:
   """Prints the seconds of each layer, and what all would take."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
   parser.add_argument("--samples", type=int, default=128)
   parser.add_argument("--tokens", type=int, default=512)
   parser.add_argument("--layers", type=int, default=2)
