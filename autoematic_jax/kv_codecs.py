@@ -143,17 +143,13 @@ class AutoFPCodec(GroupScaledCodec):
     scaled = _divide(x, scale)
     base = formats.round_e2m1(scaled)
     level = levels[..., None]
-    value = jnp.where(level >= 6, self._at_6(scaled, base), base)
+    base6, delta6 = formats.refine_to_6(
+      scaled, base, self.decoding, nearest_base=self.nearest_base
+    )
+    value = jnp.where(level >= 6, base6 + delta6, base)
     offset8 = formats.offset8(scaled, base, "exponent")
     delta8 = formats.offset8_delta(offset8, base, "exponent")
     return jnp.where(level >= 8, base + delta8, value), scale
-
-  def _at_6(self, scaled, base):
-    if self.nearest_base:
-      offset = formats.offset(scaled, base, self.decoding)
-    else:
-      base, offset = formats.nearest_pair(scaled, self.decoding)
-    return base + formats.offset_delta(offset, base, self.decoding)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,7 +87,7 @@ def prefill(
     The state before the first decode step, and the bits of each layer.
   """
   batch = tokens.shape[0]
-  hidden, cache, _, bits = model.run_layers(
+  hidden, cache, _, trace = model.run_layers(
     tokens,
     start=jnp.zeros((batch,), jnp.int32),
     lengths=lengths,
@@ -108,7 +108,7 @@ def prefill(
     cache=cache,
     policy=policy_lib.start_decode(settings.policy, batch),
   )
-  return state, bits
+  return state, trace.bits
 
 
 def decode(
@@ -122,7 +122,7 @@ def decode(
   """
 
   def step(state, _):
-    hidden, cache, policy, bits = model.run_layers(
+    hidden, cache, policy, trace = model.run_layers(
       state.token[:, None],
       start=state.position,
       lengths=jnp.ones_like(state.position),
@@ -146,7 +146,7 @@ def decode(
       cache=cache,
       policy=policy,
     )
-    return state, (drawn, bits)
+    return state, (drawn, trace.bits)
 
   return lax.scan(step, state, None, length=settings.steps)
 

@@ -7,7 +7,7 @@ hidden states (paper section 3.1).
 """
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -154,6 +154,19 @@ class Context:
   config: ModelConfig = dataclasses.field(metadata={"static": True})
 
 
+class LayerTrace(NamedTuple):
+  """What the layers of a pass did.
+
+  Attributes:
+    bits: `[L, B]` at which each ran.
+    activity: `[L, B]` how much each changed the hidden states
+      (`signals.layer_update_activity`).
+  """
+
+  bits: Int[Array, "L B"]
+  activity: Float[Array, "L B"]
+
+
 class Decoder(nnx.Module):
   """Embedding, stacked layers, final norm and output head.
 
@@ -239,7 +252,7 @@ class Decoder(nnx.Module):
     Float[Array, "B T D"],
     kv_cache.KVCache,
     policy_lib.PolicyState,
-    Int[Array, "L B"],
+    LayerTrace,
   ]:
     """Runs new tokens through every layer.
 
@@ -255,38 +268,8 @@ class Decoder(nnx.Module):
 
     Returns:
       Hidden states before the final norm, the cache, the policy's state and
-      the bits that each layer ran at.
+      what each layer did.
     """
-    hidden, cache, policy, (bits, _) = self.trace_layers(
-      tokens,
-      start=start,
-      lengths=lengths,
-      cache=cache,
-      policy=policy,
-      forced=forced,
-      policy_config=policy_config,
-      phase=phase,
-    )
-    return hidden, cache, policy, bits
-
-  def trace_layers(
-    self,
-    tokens: Int[Array, "B T"],
-    *,
-    start: Int[Array, "B"],
-    lengths: Int[Array, "B"],
-    cache: kv_cache.KVCache,
-    policy: policy_lib.PolicyState,
-    forced: Int[Array, "L"],
-    policy_config: policy_lib.PolicyConfig,
-    phase: Phase,
-  ) -> tuple[
-    Float[Array, "B T D"],
-    kv_cache.KVCache,
-    policy_lib.PolicyState,
-    tuple[Int[Array, "L B"], Float[Array, "L B"]],
-  ]:
-    """`run_layers` that returns each layer's activity beside its bits."""
     context = self.context(start, lengths, tokens.shape[1])
 
     def body(carry, inputs):
@@ -309,7 +292,7 @@ class Decoder(nnx.Module):
         else policy_lib.update_decode
       )
       policy = update(policy_config, policy, activity, layer)
-      return (hidden_out, cache, policy), (bits, activity)
+      return (hidden_out, cache, policy), LayerTrace(bits, activity)
 
     layers = jnp.arange(self.config.num_layers, dtype=jnp.int32)
     (hidden, cache, policy), trace = lax.scan(

@@ -15,10 +15,9 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from autoematic_jax.checkpoints import load_checkpoint
-from autoematic_jax.evaluation import environment
+from autoematic_jax.evaluation import reports
 
 _CALIBRATED = ["--format", "autofp6", "--calibrate", "TEXT"]
 _EVEN = [*_CALIBRATED, "--even-refinement"]
@@ -43,8 +42,8 @@ CHECKPOINTS = {
   "best": _CALIBRATED,
 }
 
-# Recipe: checkpoint, precision and options of `autoematic eval`. Each row from
-# `autofp6_gptq` on changes one thing in the row before it.
+# Recipe: checkpoint, precision and options of `autoematic eval`. From
+# `autofp6_gptq` to `autofp6_best_disjoint`, each goes one step beyond the last.
 RECIPES = {
   "bf16": ("bf16", "bf16", []),
   "nvfp4": ("nvfp4", "4", []),
@@ -85,26 +84,19 @@ def main() -> None:
   """Measures recipe after recipe, saving each."""
   args = _arguments()
   args.work.mkdir(parents=True, exist_ok=True)
-  report: dict[str, Any] = {"rows": []}
-  if args.json.exists():
-    report = json.loads(args.json.read_text())
   _converted(args, "fp32")
   for recipe in args.recipes:
     checkpoint, precision, options = RECIPES[recipe]
     tasks = args.tasks if recipe in WITH_TASKS else None
     path = _converted(args, checkpoint)
     row = _evaluate(args, path, precision, options, tasks)
-    report["rows"] = [
-      old
-      for old in report["rows"]
-      if (old["model"], old["precision"]) != (args.model, recipe)
-    ]
-    report["rows"].append({"model": args.model, "precision": recipe, **row})
-    report["machine"] = environment.machine()
-    report["versions"] = environment.versions()
-    commands = report.setdefault("command", {})
-    commands[args.model] = shlex.join(["python", *sys.argv])
-    args.json.write_text(json.dumps(report, indent=1) + "\n")
+    reports.merge(
+      args.json,
+      [{"model": args.model, "precision": recipe, **row}],
+      model=args.model,
+      keys=("model", "precision"),
+      command=shlex.join(["python", *sys.argv]),
+    )
     print(recipe, json.dumps(row), flush=True)
 
 

@@ -10,25 +10,19 @@ by each format.
 
 import argparse
 import dataclasses
-import json
 import shlex
 import sys
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from tqdm import tqdm
 
 import autoematic_jax
-from autoematic_jax import kv_cache
-from autoematic_jax import kv_codecs
-from autoematic_jax import policy as policy_lib
-from autoematic_jax.evaluation import environment
 from autoematic_jax.evaluation import quality
+from autoematic_jax.evaluation import reports
+from autoematic_jax.evaluation import teacher_forcing
 from autoematic_jax.evaluation import text_scores
 from autoematic_jax.pallas_kernels.activation_quantization import PAPER
 from autoematic_jax.pallas_kernels.activation_quantization import (
@@ -37,29 +31,28 @@ from autoematic_jax.pallas_kernels.activation_quantization import (
 from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
 
 LINEARS = ("qkv", "output", "gate_up", "down")
-FULL = "full"
+
+DEFAULT = ActivationConfig()
+PAPER_FIXED = dataclasses.replace(PAPER, decoding="fixed")
+ANY_BASE = dataclasses.replace(PAPER, nearest_base=False)
 
 # Activations: level, element and how they are refined.
 ACTIVATIONS = {
-  "nvfp4": (4, "e2m1", ActivationConfig()),
-  "fp6g": (6, "e2m3", ActivationConfig()),
-  "autofp6, paper": (6, "e2m1", dataclasses.replace(PAPER, decoding="fixed")),
+  "nvfp4": (4, "e2m1", DEFAULT),
+  "fp6g": (6, "e2m3", DEFAULT),
+  "autofp6, paper": (6, "e2m1", PAPER_FIXED),
   "autofp6, exponent step": (6, "e2m1", PAPER),
-  "autofp6, any base": (
-    6,
-    "e2m1",
-    dataclasses.replace(PAPER, nearest_base=False),
-  ),
-  "autofp6, threshold 0.0005": (6, "e2m1", ActivationConfig()),
+  "autofp6, any base": (6, "e2m1", ANY_BASE),
+  "autofp6, threshold 0.0005": (6, "e2m1", DEFAULT),
 }
 
-# KV cache: level and codec.
+# KV cache: level, the format whose cache it is, and how it is refined.
 CACHES = {
-  "nvfp4": (4, kv_codecs.AutoFPCodec("exponent")),
-  "fp6g": (6, kv_codecs.FP6gCodec()),
-  "autofp6, paper": (6, kv_codecs.AutoFPCodec("fixed", nearest_base=True)),
-  "autofp6, exponent step": (6, kv_codecs.AutoFPCodec(nearest_base=True)),
-  "autofp6, any base": (6, kv_codecs.AutoFPCodec("exponent")),
+  "nvfp4": (4, "autofp6", DEFAULT),
+  "fp6g": (6, "fp6g", DEFAULT),
+  "autofp6, paper": (6, "autofp6", PAPER_FIXED),
+  "autofp6, exponent step": (6, "autofp6", PAPER),
+  "autofp6, any base": (6, "autofp6", DEFAULT),
 }
 
 
@@ -95,21 +88,28 @@ def main() -> None:
     context=512, windows=args.windows, skip_windows=args.skip_windows
   )
   windows = quality.text_windows(exact, args.text.read_text(), options)
-  reference = [_hidden(exact.decoder, tokens, None) for tokens in windows]
+  reference = [_hidden(exact, tokens, 0) for tokens in windows]
   cases = [
-    ("weights", name, _load(args, f"{args.model}-{name}").decoder, None)
+    ("weights", name, _load(args, f"{args.model}-{name}"), 0)
     for name in args.weights
   ]
   cases += [
-    ("activations", name, _reading(exact.decoder, *how), None)
+    ("activations", name, _reading(exact, *how), 0)
     for name, how in ACTIVATIONS.items()
   ]
-  cases += [("kv", name, exact.decoder, how) for name, how in CACHES.items()]
+  cases += [
+    ("kv", name, _remembering(exact, *how), how[0])
+    for name, how in CACHES.items()
+  ]
   rows = []
-  for part, name, decoder, cache in tqdm(cases, unit="case"):
+  for part, name, model, level in tqdm(cases, unit="case"):
     kl = [
       text_scores.score(
-        decoder, _hidden(decoder, tokens, cache), exact.decoder, known, tokens
+        model.decoder,
+        _hidden(model, tokens, level),
+        exact.decoder,
+        known,
+        tokens,
       ).kl
       for tokens, known in zip(windows, reference, strict=True)
     ]
@@ -121,7 +121,15 @@ def main() -> None:
         "kl_mean": float(np.mean(kl)),
       }
     )
-  _report(args, rows)
+  reports.merge(
+    args.json,
+    rows,
+    model=args.model,
+    keys=("model",),
+    command=shlex.join(["python", *sys.argv]),
+  )
+  for row in rows:
+    print(f"{row['part']:<12} {row['format']:<26} {row['kl_mean']:.4f}")
 
 
 def _load(args, name):
@@ -130,59 +138,32 @@ def _load(args, name):
   )
 
 
-def _reading(decoder, level, element, config):
-  """The decoder, its projections reading quantized activations."""
-  graph, state = nnx.split(decoder)
-  copy = nnx.merge(graph, state)
+def _reading(model, level, element, config):
+  """The model, its projections reading quantized activations."""
+  graph, state = nnx.split(model.decoder)
+  decoder = nnx.merge(graph, state)
   for name in LINEARS:
-    linear = getattr(copy.layers, name)
-    setattr(copy.layers, name, QuantizedInput(linear, level, element, config))
-  return copy
+    linear = getattr(decoder.layers, name)
+    quantized = QuantizedInput(linear, level, element, config)
+    setattr(decoder.layers, name, quantized)
+  return dataclasses.replace(model, decoder=decoder)
 
 
-def _hidden(decoder, tokens, cache):
-  level, codec = cache or (0, kv_codecs.DenseCodec())
-  return _run(decoder, jnp.asarray(tokens), level=level, codec=codec)
-
-
-@partial(jax.jit, static_argnames=("level", "codec"))
-def _run(decoder, tokens, *, level, codec):
-  """Hidden states of a text before the final norm."""
-  config, policy = decoder.config, policy_lib.PolicyConfig()
-  empty = kv_cache.init_cache(
-    num_layers=config.num_layers,
-    batch=1,
-    num_kv_heads=config.num_kv_heads,
-    head_dim=config.head_dim,
-    capacity=tokens.shape[0],
-    codec=codec,
+def _remembering(model, level, format, activation):
+  """The model, keeping keys and values as one of a format would."""
+  return dataclasses.replace(
+    model,
+    format=format,
+    levels=(level,),
+    decoding=activation.decoding,
+    activation=activation,
   )
-  hidden, *_ = decoder.run_layers(
-    tokens[None],
-    start=jnp.zeros((1,), jnp.int32),
-    lengths=jnp.full((1,), tokens.shape[0], jnp.int32),
-    cache=empty,
-    policy=policy_lib.start_prefill(policy, 1),
-    forced=jnp.full((config.num_layers,), level, jnp.int32),
-    policy_config=policy,
-    phase="prefill",
-  )
-  return hidden[0]
 
 
-def _report(args, rows):
-  report: dict[str, Any] = {"rows": []}
-  if args.json.exists():
-    report = json.loads(args.json.read_text())
-  others = [row for row in report["rows"] if row["model"] != args.model]
-  report["rows"] = others + rows
-  report["machine"] = environment.machine()
-  report["versions"] = environment.versions()
-  command = shlex.join(["python", *sys.argv])
-  report.setdefault("command", {})[args.model] = command
-  args.json.write_text(json.dumps(report, indent=1) + "\n")
-  for row in rows:
-    print(f"{row['part']:<12} {row['format']:<26} {row['kl_mean']:.4f}")
+def _hidden(model, tokens, level):
+  forced = np.full((model.config.num_layers,), level, np.int32)
+  tokens = jnp.asarray(tokens)
+  return teacher_forcing.hidden_states(model, tokens, forced, "prefill")[0]
 
 
 def _arguments() -> argparse.Namespace:

@@ -253,29 +253,33 @@ class Calibrator:
       return {}
     config = self._config
     tied = config.tie_word_embeddings
+    groups: dict[int, dict[str, list[str]]] = {}
+
+    def read_layer(number):
+      weights, groups[number] = self._weights.layer(number)
+      return weights
+
     measured = sensitivity.measure(
       config,
       self._tokens[:: -(-len(self._tokens) // _SENSITIVITY_SAMPLES)],
       embedding=embedding,
       norm=self._weights.tensor(_NORM),
       head=embedding if tied else self._weights.tensor(_HEAD),
-      read_layer=lambda number: self._weights.layer(number)[0],
-      decoding=self._options.decoding,
+      read_layer=read_layer,
+      decoding=None if self._overlapping else self._options.decoding,
     )
-    candidates = {}
-    for number, layer in enumerate(measured):
-      weights, groups = self._weights.layer(number)
-      for reader, names in groups.items():
-        candidates[_key(number, reader)] = budget.candidates(
-          [weights[name] for name in names],
-          gradients=layer.gradients[reader],
-          inputs=layer.inputs[reader],
-          activation_gain=(
-            None if self._overlapping else layer.activation_gains[reader]
-          ),
-          format=self._options.format,
-          decoding=self._options.decoding,
-        )
+    candidates = {
+      _key(number, reader): budget.candidates(
+        [weights[name] for name in names],
+        gradients=layer.gradients[reader],
+        inputs=layer.inputs[reader],
+        activation_gain=layer.activation_gains.get(reader),
+        format=self._options.format,
+        decoding=self._options.decoding,
+      )
+      for number, weights, layer in measured
+      for reader, names in groups[number].items()
+    }
     return budget.spend(candidates, self._options.rho)
 
   def _stream_names(self):

@@ -46,10 +46,7 @@ class Blocks(NamedTuple):
 
 def blocks_of(hessian: Float[np.ndarray, "Kp Kp"]) -> Blocks:
   """Factors of the diagonal blocks of a positive definite Hessian."""
-  size = formats.GROUP
-  starts = range(0, len(hessian), size)
-  diagonal = np.stack([hessian[s : s + size, s : s + size] for s in starts])
-  inverses = np.linalg.inv(diagonal.astype(np.float64))
+  inverses = groups.block_inverses(hessian)
   uppers = np.linalg.cholesky(inverses).swapaxes(1, 2)
   return Blocks(inverses.astype(np.float32), uppers.astype(np.float32))
 

@@ -60,7 +60,7 @@ def quantize_jointly(
     stacked,
     tensor_scale,
     jnp.asarray(upper),
-    jnp.asarray(_block_inverses(upper)),
+    jnp.asarray(groups.block_inverses(upper), jnp.float32),
     jnp.asarray(counts, jnp.int32),
     jnp.asarray(loss.reshape(-1, formats.SUBGROUPS_PER_GROUP), jnp.float32),
     options=options,
@@ -137,14 +137,6 @@ _SETS = np.array(
     if sum(flags) <= formats.MAX_REFINED_PER_GROUP
   ]
 )
-
-
-def _block_inverses(upper):
-  """Inverses of the diagonal blocks of 16, `[G, 16, 16]`."""
-  size = formats.GROUP
-  starts = range(0, len(upper), size)
-  blocks = np.stack([upper[s : s + size, s : s + size] for s in starts])
-  return np.linalg.inv(blocks.astype(np.float64)).astype(np.float32)
 
 
 @partial(jax.jit, static_argnames="options")

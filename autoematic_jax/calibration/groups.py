@@ -4,6 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int8
 
@@ -42,6 +43,16 @@ class GptqOptions:
   def refined(self) -> bool:
     """Whether the format has offsets."""
     return self.format in formats.REFINED_FORMATS
+
+
+def block_inverses(
+  square: Float[np.ndarray, "Kp Kp"],
+) -> Float[np.ndarray, "G 16 16"]:
+  """Inverses of the diagonal blocks of a matrix, float64."""
+  size = formats.GROUP
+  starts = range(0, len(square), size)
+  blocks = np.stack([square[s : s + size, s : s + size] for s in starts])
+  return np.linalg.inv(blocks.astype(np.float64))
 
 
 class Rounded(NamedTuple):

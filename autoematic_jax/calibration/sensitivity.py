@@ -6,13 +6,12 @@ log-probability of a token that the model itself draws (Fisher information).
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Float, Int
 
 from autoematic_jax import formats
@@ -20,6 +19,8 @@ from autoematic_jax.calibration import activations
 from autoematic_jax.calibration import prefix
 from autoematic_jax.models.builder import build_layer
 from autoematic_jax.models.config import ModelConfig
+from autoematic_jax.models.layers import RMSNorm
+from autoematic_jax.models.layers import output_head
 from autoematic_jax.models.transformer import DecoderLayer
 
 Weights = dict[str, np.ndarray]
@@ -35,7 +36,7 @@ class LayerSensitivity:
       it, in their order.
     inputs: For each, the mean square of its columns.
     activation_gains: For each, the mean squared error of its columns that
-      refining the activations removes.
+      refining the activations removes; empty where that was not asked for.
   """
 
   gradients: Mapping[str, Float[np.ndarray, "N"]]
@@ -51,8 +52,8 @@ def measure(
   norm: Float[np.ndarray, "D"],
   head: Float[np.ndarray, "V D"],
   read_layer: Callable[[int], Weights],
-  decoding: formats.Decoding,
-) -> list[LayerSensitivity]:
+  decoding: formats.Decoding | None,
+) -> Iterator[tuple[int, Weights, LayerSensitivity]]:
   """Runs a text forward and back through the full-precision model.
 
   Each layer is read twice, and one is in memory at a time, beside the hidden
@@ -65,25 +66,28 @@ def measure(
     norm: Scale of its final norm.
     head: Its output head.
     read_layer: Tensors of a layer, float32, by name relative to the layer.
-    decoding: Step of the offsets of activations.
+    decoding: Step of the offsets of activations; None leaves out what these
+      gain.
 
-  Returns:
-    The sensitivity of each layer.
+  Yields:
+    From the last layer to the first its number, its tensors as they were read,
+    and its sensitivity.
   """
   hidden = [[jnp.asarray(embedding[row][None], jnp.float32) for row in tokens]]
   for number in range(config.num_layers):
     layer = build_layer(config, dict(read_layer(number)))
     hidden.append([_forward(layer, h, config=config) for h in hidden[-1]])
   last = hidden.pop()
-  output = (jnp.asarray(norm, jnp.float32), jnp.asarray(head, jnp.float32))
+  final_norm = RMSNorm(jnp.asarray(norm, jnp.float32), config.rms_norm_eps)
+  kernel = jnp.asarray(head, jnp.float32)
   keys = jax.random.split(jax.random.key(0), len(last))
   gradients = [
-    _head_gradient(*output, h, key, epsilon=config.rms_norm_eps)
+    _head_gradient(final_norm, kernel, h, key)
     for h, key in zip(last, keys, strict=True)
   ]
-  found = []
   for number in reversed(range(config.num_layers)):
-    layer = build_layer(config, dict(read_layer(number)))
+    weights = read_layer(number)
+    layer = build_layer(config, dict(weights))
     total: Any = None
     for sample, h in enumerate(hidden.pop()):
       gradients[sample], sums = _backward(
@@ -93,8 +97,7 @@ def measure(
     means = jax.tree.map(
       lambda x: np.asarray(x, np.float64) / tokens.size, total
     )
-    found.append(LayerSensitivity(**means))
-  return found[::-1]
+    yield number, weights, LayerSensitivity(**means)
 
 
 def _run(layer, hidden, probes, config):
@@ -154,19 +157,19 @@ def _backward(layer, hidden, gradient, *, config, decoding):
     "activation_gains": {
       reader: activations.refinement_gain(x, decoding)
       for reader, x in read.items()
+      if decoding is not None
     },
   }
   return before, sums
 
 
-@jax.jit(static_argnames="epsilon")
-def _head_gradient(norm, head, hidden, key, *, epsilon):
+@jax.jit
+def _head_gradient(norm, head, hidden, key):
   """Gradient of the log-probability of a drawn token at every position."""
 
   def log_probabilities(h):
-    mean_square = jnp.mean(jnp.square(h), axis=-1, keepdims=True)
-    normed = h * lax.rsqrt(mean_square + epsilon) * norm
-    return jax.nn.log_softmax(normed @ head.T)
+    logits = output_head(norm(h[0]), head, one_by_one=False)
+    return jax.nn.log_softmax(logits)[None]
 
   log_p, back = jax.vjp(log_probabilities, hidden)
   drawn = jax.random.categorical(key, log_p)

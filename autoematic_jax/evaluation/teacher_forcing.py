@@ -93,7 +93,7 @@ def _prefill(
 
 
 def _pass(decoder, tokens, length, cache, forced, policy):
-  hidden, cache, _, bits = decoder.run_layers(
+  hidden, cache, _, trace = decoder.run_layers(
     tokens[None],
     start=jnp.zeros((1,), jnp.int32),
     lengths=length,
@@ -103,7 +103,7 @@ def _pass(decoder, tokens, length, cache, forced, policy):
     policy_config=policy,
     phase="prefill",
   )
-  return hidden[0], cache, bits
+  return hidden[0], cache, trace.bits
 
 
 @partial(jax.jit, static_argnames="policy")
@@ -125,7 +125,7 @@ def _decode(
   def step(carry, inputs):
     cache, state, uncertainty = carry
     token, position = inputs
-    hidden, cache, state, bits = decoder.run_layers(
+    hidden, cache, state, trace = decoder.run_layers(
       token[None, None],
       start=position[None],
       lengths=jnp.ones((1,), jnp.int32),
@@ -136,7 +136,7 @@ def _decode(
       phase="decode",
     )
     last = hidden[:, 0]
-    return (cache, state, entropy(last)), (last[0], bits[:, 0])
+    return (cache, state, entropy(last)), (last[0], trace.bits[:, 0])
 
   start = (cache, policy_lib.start_decode(policy, 1), entropy(first[-1:]))
   positions = jnp.arange(DECODE_PREFIX, tokens.shape[0], dtype=jnp.int32)

@@ -14,6 +14,7 @@ from autoematic_jax.formats.autofp import offset8
 from autoematic_jax.formats.autofp import offset8_delta
 from autoematic_jax.formats.autofp import offset8_to_offset6
 from autoematic_jax.formats.autofp import offset_delta
+from autoematic_jax.formats.autofp import refine_to_6
 from autoematic_jax.formats.autofp import split_offset8
 from autoematic_jax.formats.elements import decode_e2m1
 from autoematic_jax.formats.elements import decode_e2m3
@@ -101,6 +102,7 @@ __all__ = [
   "quantize_weight",
   "quantize_weights",
   "refine_element",
+  "refine_to_6",
   "refined_columns",
   "refinement_budget",
   "refinement_gain",

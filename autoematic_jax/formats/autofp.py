@@ -94,6 +94,29 @@ def nearest_pair(
   return jnp.where(better, far, near), jnp.where(better, d_far, d_near)
 
 
+def refine_to_6(
+  scaled: Float[Array, "*S"],
+  near: Float[Array, "*S"],
+  decoding: Decoding,
+  *,
+  nearest_base: bool,
+) -> tuple[Float[Array, "*S"], Float[Array, "*S"]]:
+  """Base of each element at 6 bits, and what its offset adds to it.
+
+  Args:
+    scaled: Elements divided by their scale.
+    near: Their nearest E2M1 value.
+    decoding: Step.
+    nearest_base: Whether that is the base, or the one from which the offset
+      comes closest.
+  """
+  if nearest_base:
+    base, d = near, offset(scaled, near, decoding)
+  else:
+    base, d = nearest_pair(scaled, decoding)
+  return base, offset_delta(d, base, decoding)
+
+
 def _on_the_other_side(scaled, near):
   """The E2M1 value that an element lies between, beside its nearest one."""
   magnitude = jnp.abs(near)

@@ -160,11 +160,9 @@ def _refinement(scaled, values, levels, config, present):
   """Base and refinement of every element at its row's level."""
   base, delta = values, jnp.zeros_like(values)
   if 6 in present:
-    if config.nearest_base:
-      offset = formats.offset(scaled, base, config.decoding)
-    else:
-      base, offset = formats.nearest_pair(scaled, config.decoding)
-    delta = formats.offset_delta(offset, base, config.decoding)
+    base, delta = formats.refine_to_6(
+      scaled, values, config.decoding, nearest_base=config.nearest_base
+    )
   if 8 in present:
     offset = formats.offset8(scaled, values, config.decoding)
     delta8 = formats.offset8_delta(offset, values, config.decoding)

@@ -55,7 +55,7 @@ def model():
 
 
 def measure(tensors, layers, tokens):
-  return sensitivity.measure(
+  measured = sensitivity.measure(
     CONFIG,
     tokens,
     embedding=tensors["model.embed_tokens.weight"],
@@ -64,6 +64,7 @@ def measure(tensors, layers, tokens):
     read_layer=lambda number: layers[number],
     decoding="exponent",
   )
+  return {number: found for number, _, found in measured}
 
 
 def log_probabilities(tensors, layers, tokens):

@@ -74,7 +74,7 @@ def case(request, tmp_path_factory):
 def run_layers(
   decoder, tokens, start, lengths, cache, policy, forced, **static
 ):
-  return decoder.run_layers(
+  hidden, cache, policy, trace = decoder.run_layers(
     tokens,
     start=start,
     lengths=lengths,
@@ -84,6 +84,7 @@ def run_layers(
     phase=static["phase"],
     policy_config=static["config"],
   )
+  return hidden, cache, policy, trace.bits
 
 
 def run(model, level, tokens, start, lengths, cache, phase):

@@ -1,6 +1,7 @@
 """Runs policies along the oracle's conversations."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,13 @@ class Comparison:
   baseline: LanguageModel
   rows: Sequence[Record]
   journal: Journal
+
+  @functools.cached_property
+  def capacity(self) -> int:
+    """Of all caches: one for all conversations, so that few shapes compile."""
+    return max(
+      capacity_of(Recording.from_dict(row).passes) for row in self.rows
+    )
 
 
 def measure(
@@ -100,22 +108,15 @@ def _run(comparison, entrants: Sequence[Contestant]) -> dict[str, list[Record]]:
 def _targets(comparison, row):
   """Full-precision log-probabilities after each pass."""
   passes = Recording.from_dict(row).passes
-  session = Session(comparison.baseline, _capacity(comparison))
+  session = Session(comparison.baseline, comparison.capacity)
   return [session.run(step).log_probabilities for step in passes]
-
-
-def _capacity(comparison):
-  """One for all conversations, so that few shapes compile."""
-  return max(
-    capacity_of(Recording.from_dict(row).passes) for row in comparison.rows
-  )
 
 
 def _follow(comparison, entrant, index, row, targets):
   """Levels and KL divergence of each pass; what `adaptive` saw as well."""
   forced = entrant.forced(index, row)
   passes = Recording.from_dict(row).passes
-  session = Session(comparison.judged, _capacity(comparison), entrant.policy)
+  session = Session(comparison.judged, comparison.capacity, entrant.policy)
   outputs, kl = [], []
   for number, (step, log_p) in enumerate(zip(passes, targets, strict=True)):
     output = session.run(step, None if forced is None else forced[number])
@@ -150,6 +151,7 @@ def sensitivity(comparison: Comparison, windows: np.ndarray) -> np.ndarray:
   layers = comparison.judged.config.num_layers
   highest = levels[-1]
   costs = np.empty((len(levels), layers))
+  target = _text_targets(comparison, windows)
   plan = [(len(levels) - 1, 0)]
   plan += [
     (n, layer) for n in range(len(levels) - 1) for layer in range(layers)
@@ -160,25 +162,37 @@ def sensitivity(comparison: Comparison, windows: np.ndarray) -> np.ndarray:
     if record is None:
       forced = np.full((layers,), highest, np.int32)
       forced[layer] = levels[n]
-      record = {"kl": _mean_divergence(comparison, windows, forced)}
+      record = {"kl": _mean_divergence(comparison, windows, forced, target)}
       comparison.journal.add(*key, record=record)
     costs[n, layer] = record["kl"]
   costs[-1] = costs[-1, 0]
   return costs
 
 
-def _mean_divergence(comparison, windows, forced):
+def _text_targets(comparison, windows):
+  """Gives full precision's hidden states of a window, each run once."""
+  layers = comparison.baseline.config.num_layers
+  unquantized = np.full((layers,), 32, np.int32)
+
+  @functools.cache
+  def target(index):
+    tokens = jnp.asarray(windows[index])
+    hidden, _ = teacher_forcing.hidden_states(
+      comparison.baseline, tokens, unquantized, "prefill"
+    )
+    return hidden
+
+  return target
+
+
+def _mean_divergence(comparison, windows, forced, target):
   judged, baseline = comparison.judged, comparison.baseline
-  unquantized = np.full_like(forced, 32)
   kl = []
-  for window in windows:
+  for index, window in enumerate(windows):
     tokens = jnp.asarray(window)
     hidden, _ = teacher_forcing.hidden_states(judged, tokens, forced, "prefill")
-    target, _ = teacher_forcing.hidden_states(
-      baseline, tokens, unquantized, "prefill"
-    )
     scored = text_scores.score(
-      judged.decoder, hidden, baseline.decoder, target, tokens
+      judged.decoder, hidden, baseline.decoder, target(index), tokens
     )
     kl.append(scored.kl.mean())
   return float(np.mean(kl))

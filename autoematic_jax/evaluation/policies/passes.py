@@ -208,7 +208,7 @@ def _run(
     state = policy_lib.start_step(policy, memory.policy, memory.entropy)
   else:
     state = policy_lib.start_prefill(policy, 1)
-  hidden, cache, state, (levels, activity) = decoder.trace_layers(
+  hidden, cache, state, trace = decoder.run_layers(
     tokens[None],
     start=start,
     lengths=length,
@@ -228,8 +228,8 @@ def _run(
   output = PassOutput(
     log_probabilities=jax.nn.log_softmax(logits[0]),
     entropy=entropy[0],
-    levels=levels[:, 0],
-    activity=activity[:, 0],
+    levels=trace.bits[:, 0],
+    activity=trace.activity[:, 0],
   )
   return memory, output
 

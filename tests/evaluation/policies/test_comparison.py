@@ -146,7 +146,8 @@ def test_sensitivity_is_that_of_one_layer(compared, windows, judged):
   # Two bits in any layer cost more than six in all.
   assert (costs[0] > costs[2]).all()
   forced = np.asarray([6, 6, 2, 6, 6, 6], np.int32)
-  expected = comparison._mean_divergence(compared, windows, forced)
+  target = comparison._text_targets(compared, windows)
+  expected = comparison._mean_divergence(compared, windows, forced, target)
   assert costs[0, 2] == expected
 
 
