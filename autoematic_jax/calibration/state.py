@@ -1,7 +1,6 @@
 """What a calibration has done so far, on disk, so that it can go on."""
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from autoematic_jax import formats
 from autoematic_jax.errors import AutoematicError
+from autoematic_jax.files import replacing
 
 _SUBJECT = "subject.json"
 _PROGRESS = "progress.npz"
@@ -37,7 +37,8 @@ class State:
     known = folder / _SUBJECT
     if not known.exists():
       folder.mkdir(parents=True, exist_ok=True)
-      _replace(known, lambda path: path.write_text(text))
+      with replacing(known) as path:
+        path.write_text(text)
     elif known.read_text() != text:
       raise AutoematicError(
         f"{folder} holds an unfinished calibration of another kind; delete it,"
@@ -59,8 +60,8 @@ class State:
 
   def keep_counts(self, counts: Mapping[str, int]) -> None:
     """Keeps the refined subgroups of each input."""
-    text = json.dumps(counts)
-    _replace(self._folder / _COUNTS, lambda path: path.write_text(text))
+    with replacing(self._folder / _COUNTS) as path:
+      path.write_text(json.dumps(counts))
 
   def layer(self, number: int) -> Packed:
     """The packed tensors of a layer that is done."""
@@ -82,11 +83,10 @@ class State:
       for field, array in tensor.arrays().items()
     }
     arrays["tensors"] = np.asarray(json.dumps(described))
-    _replace(self._path(number), lambda path: _save(path, arrays))
-    _replace(
-      self._folder / _PROGRESS,
-      lambda path: _save(path, {"done": np.asarray(number + 1), **hidden}),
-    )
+    with replacing(self._path(number)) as path:
+      _save(path, arrays)
+    with replacing(self._folder / _PROGRESS) as path:
+      _save(path, {"done": np.asarray(number + 1), **hidden})
 
   def discard(self) -> None:
     """Removes the folder."""
@@ -94,13 +94,6 @@ class State:
 
   def _path(self, number):
     return self._folder / f"layer_{number:05d}.npz"
-
-
-def _replace(path: Path, write) -> None:
-  """Writes a file that is whole or not there."""
-  partial = path.with_name(f"{path.stem}.partial{path.suffix}")
-  write(partial)
-  os.replace(partial, path)
 
 
 def _save(path, arrays):

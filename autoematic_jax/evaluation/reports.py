@@ -7,6 +7,7 @@ from typing import Any
 
 from autoematic_jax.errors import AutoematicError
 from autoematic_jax.evaluation import environment
+from autoematic_jax.files import replacing
 
 
 def write(path: str, rows: Sequence[dict[str, Any]], **about: Any) -> None:
@@ -28,7 +29,7 @@ def write(path: str, rows: Sequence[dict[str, Any]], **about: Any) -> None:
     "rows": list(rows),
   }
   try:
-    Path(path).write_text(json.dumps(report, indent=2) + "\n")
+    _save(Path(path), report)
   except OSError as error:
     raise AutoematicError(f"cannot write {path}: {error}") from error
 
@@ -63,4 +64,9 @@ def merge(
   report["machine"] = environment.machine()
   report["versions"] = environment.versions()
   report.setdefault("command", {})[model] = command
-  path.write_text(json.dumps(report, indent=1) + "\n")
+  _save(path, report)
+
+
+def _save(path, report):
+  with replacing(path) as partial:
+    partial.write_text(json.dumps(report, indent=1) + "\n")

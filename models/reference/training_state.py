@@ -1,6 +1,5 @@
 """What training keeps between runs, in one file."""
 
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 import optax
 from jaxtyping import PyTree
 
+from autoematic_jax.files import replacing
 from autoematic_jax.models.reference import network
 from autoematic_jax.models.reference.network import NetworkConfig
 from autoematic_jax.models.reference.network import Params
@@ -39,12 +39,8 @@ def save(path: Path, state: State, chunks: int) -> None:
     chunks: Chunks that it was trained on.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(f".partial-{path.name}")
-  with partial.open("wb") as file:
-    np.savez(file, chunks=chunks, **_by_name(jax.device_get(state)))
-    file.flush()
-    os.fsync(file.fileno())
-  partial.replace(path)
+  with replacing(path) as partial:
+    np.savez(partial, chunks=chunks, **_by_name(jax.device_get(state)))
 
 
 def load(path: Path, like: State) -> tuple[State, int]:
