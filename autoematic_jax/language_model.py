@@ -154,7 +154,7 @@ def _layers(checkpoint, dense):
     tensors = checkpoint.layer(layer)
     if dense:
       tensors = {
-        name: formats.dequantize(tensor)
+        name: formats.dequantize(formats.with_room(tensor))
         if isinstance(tensor, formats.QTensor)
         else tensor
         for name, tensor in tensors.items()

@@ -7,6 +7,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis
+import jax
 import jaxtyping
 import pytest
 import tokenizers
@@ -51,3 +52,20 @@ def trained_bpe() -> tokenizers.Tokenizer:
   tokenizer.train_from_iterator(_CORPUS * 3, trainer)
   assert tokenizer.get_vocab_size() == 320
   return tokenizer
+
+
+@pytest.fixture
+def compiled(caplog):
+  """Runs a function and says what JAX compiled for it."""
+
+  def call(function):
+    caplog.clear()
+    with jax.log_compiles():
+      function()
+    return [
+      record.getMessage()
+      for record in caplog.records
+      if record.getMessage().startswith("Compiling")
+    ]
+
+  return call

@@ -26,6 +26,7 @@ from autoematic_jax.formats.elements import round_e2m1
 from autoematic_jax.formats.elements import round_e2m3
 from autoematic_jax.formats.elements import round_e4m3
 from autoematic_jax.formats.packing import GROUP
+from autoematic_jax.formats.packing import MAX_REFINED_PER_GROUP
 from autoematic_jax.formats.packing import SUBGROUP
 from autoematic_jax.formats.packing import SUBGROUPS_PER_GROUP
 from autoematic_jax.formats.packing import pack_mask
@@ -46,7 +47,7 @@ from autoematic_jax.formats.qtensor import dequantize
 from autoematic_jax.formats.qtensor import mask_bits
 from autoematic_jax.formats.qtensor import refined_columns
 from autoematic_jax.formats.qtensor import validate_qtensor
-from autoematic_jax.formats.quantize import MAX_REFINED_PER_GROUP
+from autoematic_jax.formats.qtensor import with_room
 from autoematic_jax.formats.quantize import check_finite
 from autoematic_jax.formats.quantize import largest_element
 from autoematic_jax.formats.quantize import quantize_weight
@@ -120,4 +121,5 @@ __all__ = [
   "unpack_pairs",
   "unpack_sextets",
   "validate_qtensor",
+  "with_room",
 ]

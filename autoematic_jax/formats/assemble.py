@@ -1,5 +1,6 @@
 """QTensors put together from element values and offsets chosen elsewhere."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int8, UInt8
@@ -58,8 +59,13 @@ def assemble_qtensor(
   if format in REFINED_FORMATS:
     assert refinement_mask is not None
     assert offsets is not None
-    refined = np.flatnonzero(np.repeat(refinement_mask, packing.SUBGROUP))
-    packed_offsets = pack_offsets(offsets[:, refined], format)
+    # All columns are packed, the refined ones first: one program then serves
+    # every tensor of a shape, however many of its subgroups are refined.
+    marked = np.repeat(refinement_mask, packing.SUBGROUP)
+    order = np.argsort(~marked, stable=True)
+    packed = np.asarray(pack_offsets(offsets[:, order], format))
+    width = packed.shape[1] * marked.sum() // marked.size
+    packed_offsets = jax.device_put(packed[:, :width])
     mask = packing.pack_mask(jnp.asarray(refinement_mask))
   return QTensor(
     codes=pack_codes(values, format),

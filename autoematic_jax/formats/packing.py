@@ -6,6 +6,7 @@ from jaxtyping import Array, Bool, UInt8
 GROUP = 16
 SUBGROUP = 4
 SUBGROUPS_PER_GROUP = GROUP // SUBGROUP
+MAX_REFINED_PER_GROUP = 2
 
 
 def pack_nibbles(codes: UInt8[Array, "*B K"]) -> UInt8[Array, "*B K2"]:

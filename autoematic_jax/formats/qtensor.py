@@ -146,13 +146,37 @@ class QTensor:
   ) -> "QTensor":
     """The tensor that `arrays` and `static` came from; checks nothing."""
     fields = dict.fromkeys(_ARRAY_FIELDS)
-    fields |= {name: jnp.asarray(array) for name, array in arrays.items()}
+    # Unlike `jnp.asarray`, this compiles nothing for each new shape.
+    fields |= {name: jax.device_put(array) for name, array in arrays.items()}
     return cls(**fields, **static)
 
 
 def padded(columns: int) -> int:
   """`columns` rounded up to a multiple of 16."""
   return -(-columns // packing.GROUP) * packing.GROUP
+
+
+def with_room(q: QTensor) -> QTensor:
+  """The same matrix, with offsets of 0 beyond those of its marked subgroups.
+
+  JAX compiles for shapes. Tensors of one size that refine different numbers of
+  subgroups share a program where each has room for all that can be marked.
+
+  Args:
+    q: A concrete tensor.
+
+  Returns:
+    A tensor that decodes to the same values, whose `refined` is the most that
+    a mask can mark.
+  """
+  if q.offsets is None:
+    return q
+  groups = q.padded_columns // packing.GROUP
+  room = groups * packing.MAX_REFINED_PER_GROUP - q.refined
+  widths = [(0, 0)] * (q.offsets.ndim - 1)
+  widths.append((0, max(0, room) * _OFFSET_BYTES[q.format]))
+  offsets = np.pad(np.asarray(q.offsets), widths)
+  return dataclasses.replace(q, offsets=jax.device_put(offsets))
 
 
 def validate_qtensor(q: QTensor) -> None:

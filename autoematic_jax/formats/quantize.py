@@ -17,13 +17,12 @@ from autoematic_jax.formats import packing
 from autoematic_jax.formats import scaling
 from autoematic_jax.formats.assemble import pack_codes
 from autoematic_jax.formats.assemble import pack_offsets
+from autoematic_jax.formats.packing import MAX_REFINED_PER_GROUP
 from autoematic_jax.formats.qtensor import LEVELS
 from autoematic_jax.formats.qtensor import REFINED_FORMATS
 from autoematic_jax.formats.qtensor import Format
 from autoematic_jax.formats.qtensor import QTensor
 from autoematic_jax.formats.qtensor import padded
-
-MAX_REFINED_PER_GROUP = 2
 
 
 def check_finite(name: str, array: np.ndarray) -> None:

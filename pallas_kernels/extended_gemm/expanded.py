@@ -99,6 +99,8 @@ def expand(weights: Sequence[formats.QTensor]) -> ExpandedWeight:
   Raises:
     QTensorError: Formats, decodings, widths or masks differ.
   """
+  refined = weights[0].refined
+  weights = [formats.with_room(weight) for weight in weights]
   first = weights[0]
   for other in weights[1:]:
     for name in ("format", "decoding", "columns"):
@@ -119,9 +121,12 @@ def expand(weights: Sequence[formats.QTensor]) -> ExpandedWeight:
     else jnp.concatenate([part[name] for part in parts], axis=axis)
     for name, axis in _OUTPUT_AXIS.items()
   }
+  for name, array in {**joined, "columns": columns}.items():
+    if name in RAGGED_FIELDS and array is not None:
+      kept = np.asarray(array)[..., : refined * formats.SUBGROUP]
+      joined[name] = jax.device_put(kept)
   return ExpandedWeight(
     **joined,
-    columns=jnp.asarray(columns),
     mask=jnp.asarray(mask),
     format=first.format,
     decoding=first.decoding,

@@ -124,6 +124,42 @@ def test_stacked_layers_decode_as_each_alone(format):
       np.testing.assert_array_equal(together[index], function(layer))
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("rho", [0.0, 0.2, 0.5])
+def test_room_for_more_offsets_changes_no_value(format, rho):
+  q = make(format, rho=rho)
+  roomy = formats.with_room(q)
+  if q.offsets is not None:
+    assert roomy.refined == 64 // 8
+  for level in q.levels:
+    np.testing.assert_array_equal(
+      formats.dequantize(roomy, level), formats.dequantize(q, level)
+    )
+
+
+def assembled(rho, columns=96):
+  rng = np.random.default_rng(int(100 * rho))
+  mask = np.zeros(columns // 4, bool)
+  mask[: formats.refinement_budget(columns, rho)] = True
+  return formats.assemble_qtensor(
+    jax.device_put(rng.choice([-1.5, 0, 0.5, 4], (8, columns))),
+    jnp.ones((8, columns // 16)),
+    jnp.ones(()),
+    format="autofp6",
+    columns=columns,
+    refinement_mask=mask,
+    offsets=jax.device_put(rng.integers(-2, 2, (8, columns), np.int8)),
+  )
+
+
+def test_tensors_that_refine_more_and_less_share_their_programs(compiled):
+  def run(rho):
+    return formats.dequantize(formats.with_room(assembled(rho)))
+
+  assert compiled(lambda: run(0.2))
+  assert not compiled(lambda: run(0.3))
+
+
 def test_masks_of_the_stacked_layers_differ():
   _, stack = stacked()
   assert len(np.unique(np.asarray(stack.refinement_mask), axis=0)) > 1

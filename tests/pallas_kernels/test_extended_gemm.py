@@ -223,6 +223,25 @@ def test_joined_weights_equal_separate_ones():
   )
 
 
+def test_weights_that_refine_more_and_less_are_expanded_alike(compiled):
+  """Loading compiles for the shapes of a model, not for each of its layers."""
+  w = np.random.default_rng(0).standard_normal((24, 208))
+
+  def run(rho):
+    packed = formats.quantize_weight(
+      jnp.asarray(w, jnp.float32), format="autofp6", rho=rho
+    )
+    return packed, compiled(lambda: expand([packed]))
+
+  _, first = run(0.1)
+  assert first
+  packed, second = run(0.4)
+  assert not second
+  expanded = expand([packed])
+  assert expanded.columns.shape == (4 * packed.refined,)
+  assert expanded.refinement6.shape == (24, 4 * packed.refined)
+
+
 def test_joining_different_masks_is_refused():
   rng = np.random.default_rng(9)
   parts = [make(rng, 1, 16, 256)[1] for _ in range(2)]
