@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-PROMPT ?= What is the capital of France?
+PROMPT ?= Name three colors.
 DEMO_ARGS ?=
 TESTS ?= tests
 MARKERS ?= not gpu
