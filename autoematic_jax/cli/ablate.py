@@ -74,11 +74,10 @@ def run(args: argparse.Namespace) -> int:
   json_reports.write(
     args.json,
     [
-      {"setting": result.setting, "model": model, "scores": scores}
+      {"setting": result.setting, "report": report, "scores": scores}
       for result in results
-      for model, scores in result.scores.items()
+      for report, scores in result.scores.items()
     ],
-    reports=args.reports,
     max_under=args.max_under,
     kind=args.kind,
     chosen=chosen.setting,

@@ -92,7 +92,8 @@ def one_at_a_time(reports: Sequence[SignalReport]) -> list[Setting]:
     for count in range(len(levels), 0, -1)
     for some in itertools.combinations(levels, count)
   ]
-  sweeps = {**_SWEEPS, "decode_initial_level": levels, "levels": subsets}
+  starts = dict.fromkeys(("decode_initial_level", "high_entropy_level"), levels)
+  sweeps = {**_SWEEPS, **starts, "levels": subsets}
   changed = [{field: v} for field, values in sweeps.items() for v in values]
   return _distinct([{}, *changed, _AT_ONCE], reports)
 
@@ -221,8 +222,7 @@ def check_halves(reports: Sequence[SignalReport]) -> None:
   """Refuses what cannot be split in halves or told apart.
 
   Raises:
-    AutoematicError: A report holds one conversation only, or two are of the
-      same model and budget.
+    AutoematicError: A report holds one conversation only, or is given twice.
   """
   for report in reports:
     if len(report.signals) < 2:
@@ -232,7 +232,7 @@ def check_halves(reports: Sequence[SignalReport]) -> None:
       )
   names = [report.name for report in reports]
   for twice in {name for name in names if names.count(name) > 1}:
-    raise AutoematicError(f"two reports of {twice}")
+    raise AutoematicError(f"{twice} is given twice")
 
 
 def table(results: Sequence[Result]) -> str:

@@ -18,7 +18,7 @@ class SignalReport:
   """Conversations of one model, as its policy saw them and as the oracle did.
 
   Attributes:
-    name: The checkpoint's folder and the oracle's budget.
+    name: The file that it was read from.
     policy: Constants under which the signals were recorded.
     signals: Of each conversation.
     kinds: Of each conversation `[P]` kinds of pass.
@@ -49,7 +49,7 @@ def read(file: str) -> SignalReport:
       f"{file}: holds no signals; autoematic policies --json writes them"
     )
   try:
-    found = _report(report, entries)
+    found = _report(file, report, entries)
   except KeyError as error:
     raise AutoematicError(
       f"{file}: lacks {error}; autoematic policies --json writes it"
@@ -63,10 +63,9 @@ def read(file: str) -> SignalReport:
   return found
 
 
-def _report(report, entries: list[dict[str, Any]]) -> SignalReport:
-  checkpoint = Path(report["checkpoint"]).name
+def _report(file, report, entries: list[dict[str, Any]]) -> SignalReport:
   return SignalReport(
-    name=f"{checkpoint} within {report['oracle']['budget']:g}",
+    name=file,
     policy=PolicyConfig.from_dict(report["policy"]),
     signals=[Signals.from_dict(entry) for entry in entries],
     kinds=[np.asarray(entry["kinds"]) for entry in entries],

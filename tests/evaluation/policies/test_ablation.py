@@ -1,6 +1,8 @@
 """Settings of the policy over recorded signals, and the one that is chosen."""
 
+import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,13 +29,13 @@ def conversation(rng, kinds, wanted):
   }
 
 
-def whole_report(wanted, *, levels=(2, 4, 6), budget=0.001, seed=0):
+def whole_report(wanted, *, levels=(2, 4, 6)):
   """A report of as many conversations as there are oracle's levels."""
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
   kinds = ("prefill", *["decode"] * 5, "refill", *["decode"] * 3)
   return {
     "checkpoint": "some/model",
-    "oracle": {"file": "oracle.json", "budget": budget},
+    "oracle": {"file": "oracle.json", "budget": 0.001},
     "policy": PolicyConfig(levels=levels).to_dict(),
     "signals": [conversation(rng, kinds, bits) for bits in wanted],
   }
@@ -44,17 +46,18 @@ def written(tmp_path):
   """Writes a report; returns its path."""
 
   def call(report, name="policies.json"):
-    file = tmp_path / name
-    file.write_text(json.dumps(report))
-    return str(file)
+    file = str(tmp_path / name)
+    Path(file).write_text(json.dumps(report))
+    return file
 
   return call
 
 
 @pytest.fixture
 def load(written):
+  count = itertools.count()
   return lambda *args, **options: signal_reports.read(
-    written(whole_report(*args, **options))
+    written(whole_report(*args, **options), f"{next(count)}.json")
   )
 
 
@@ -119,7 +122,7 @@ def test_of_equal_settings_the_first_is_chosen(load):
 
 
 def test_models_of_any_number_of_conversations_count_the_same(load):
-  small, large = load([4, 4]), load([6] * 6, budget=0.1)
+  small, large = load([4, 4]), load([6] * 6)
   result = ablation.measure([small, large], [{"levels": [4]}])[0]
   assert result.mean("all", "all")["underprovision"] == 0.5
 
@@ -141,6 +144,7 @@ def test_every_constant_is_varied_once(load):
     "min_stats",
     "stats_scope",
     "decode_initial_level",
+    "high_entropy_level",
     "levels",
   }
   assert not varied & fixed
@@ -150,7 +154,7 @@ def test_every_constant_is_varied_once(load):
 
 
 def test_levels_are_those_that_all_models_hold(load):
-  reports = [load([4, 4]), load([4, 4], levels=(4, 6), budget=1.0)]
+  reports = [load([4, 4]), load([4, 4], levels=(4, 6))]
   levels = [
     s["levels"] for s in ablation.one_at_a_time(reports) if "levels" in s
   ]
@@ -171,7 +175,7 @@ def test_a_grid_holds_every_combination(load):
 
 def test_settings_are_tried_drawn_and_written(run, written, tmp_path):
   file = written(whole_report([4, 6, 4, 4]))
-  other = written(whole_report([6, 6], levels=(4, 6), budget=0.1), "other")
+  other = written(whole_report([6, 6], levels=(4, 6)), "other")
   words = ["ablate", file, other, "--json", tmp_path / "out.json"]
   words += ["--grid", "alpha=2,4", "levels=[4],[4,6]", "--max-under", "0.5"]
   code, out = run(*words, "--plot", tmp_path / "out.png")
@@ -179,7 +183,7 @@ def test_settings_are_tried_drawn_and_written(run, written, tmp_path):
   assert image.imread(tmp_path / "out.png").std() > 0
   report = json.loads((tmp_path / "out.json").read_text())
   assert len(report["rows"]) == 2 * 5
-  assert report["rows"][1]["model"] == "model within 0.1"
+  assert [row["report"] for row in report["rows"][:2]] == [file, other]
   assert set(report["rows"][0]["scores"]["all"]) == set(ablation.PARTS)
   # 4 bits are enough for one report's first half, and never for the other's.
   assert report["chosen"]["levels"] == [4]
@@ -257,7 +261,7 @@ def test_bad_reports_are_named(run, written, tmp_path, change, message):
 
 def test_reports_that_cannot_be_told_apart_are_refused(run, written, tmp_path):
   file = written(whole_report([4, 4]))
-  with pytest.raises(AutoematicError, match="two reports of model within"):
+  with pytest.raises(AutoematicError, match="policies.json is given twice"):
     run("ablate", file, file, "--json", tmp_path / "out.json")
 
 

@@ -1,0 +1,194 @@
+"""Gathers what policies cost, and draws what they saw.
+
+    python tools/policy_report.py problems=policies-problems.json \
+      text=policies-text.json --scores problems=eval.json \
+      --json benchmarks/policy.json --plot docs/policy-signals.png
+
+Each report of `autoematic policies` comes with a name for its conversations.
+What `autoematic eval --tasks` scored under the same constants goes beside it.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from autoematic_jax import reporting
+from autoematic_jax.evaluation import reports
+from autoematic_jax.policy import PolicyConfig
+
+BINS = np.linspace(0, 1, 6)
+"""Of entropy in the picture."""
+FEWEST = 5
+"""Steps in a bin that is drawn."""
+FIELDS = ("underprovision", "overprovision", "execution_bits", "kl_mean")
+AT_ONCE = {"prefill_run": 1, "alpha": 1, "beta": 1}
+
+
+def main() -> None:
+  """Writes what was asked for."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("reports", nargs="+", metavar="SPLIT=FILE")
+  parser.add_argument("--scores", nargs="*", default=[], metavar="SPLIT=FILE")
+  parser.add_argument("--json", type=Path)
+  parser.add_argument("--plot", help="of the reports under the paper's policy")
+  args = parser.parse_args()
+  found = [(split, load(file)) for split, file in map(_pair, args.reports)]
+  if args.json:
+    scores = task_scores(map(_pair, args.scores))
+    for split, report in found:
+      rows = rows_of(split, report, scores)
+      reports.merge(
+        args.json,
+        rows,
+        model=f"{rows[0]['model']} {split}",
+        keys=("model", "split", "policy"),
+        command=report["command"],
+      )
+    reports.merge(
+      args.json,
+      [],
+      model="all",
+      keys=(),
+      command=shlex.join(["python", *sys.argv]),
+    )
+  if args.plot:
+    draw([(s, r) for s, r in found if label(r["policy"]) == "adaptive"], args)
+
+
+def _pair(text):
+  split, file = text.split("=", 1)
+  return split, file
+
+
+def load(file: str) -> dict:
+  """A report."""
+  return json.loads(Path(file).read_text(encoding="utf-8"))
+
+
+def label(policy: dict) -> str:
+  """The policy's name, with the constants that are not the default's."""
+  default = PolicyConfig().to_dict()
+  changed = {
+    name: value
+    for name, value in policy.items()
+    if name != "levels" and value != default[name]
+  }
+  if changed == AT_ONCE:
+    return "instantaneous"
+  return " ".join(["adaptive", *(f"{n}={v}" for n, v in changed.items())])
+
+
+def task_scores(pairs) -> dict[tuple[str, str], float]:
+  """Score of each split and policy."""
+  found = {}
+  for split, file in pairs:
+    report = load(file)
+    for row in report["rows"]:
+      name = row["precision"]
+      policy = f"uniform {name}"
+      if name == "adaptive":
+        policy = label(report["policy"])
+      (task,) = row["tasks"].values()
+      found[split, policy] = task["score"]
+  return found
+
+
+def rows_of(split: str, report: dict, scores: dict) -> list[dict]:
+  """Rows of the policies; under other constants, of `adaptive` alone."""
+  adaptive = label(report["policy"])
+  rows = report["rows"] if adaptive == "adaptive" else report["rows"][:1]
+  return [
+    {
+      "model": Path(report["checkpoint"]).name,
+      "split": split,
+      "policy": policy,
+      **{field: row[field] for field in FIELDS},
+      "task_score": scores.get((split, policy)),
+    }
+    for row in rows
+    for policy in [adaptive if row["policy"] == "adaptive" else row["policy"]]
+  ]
+
+
+def draw(found: list[tuple[str, dict]], args: argparse.Namespace) -> None:
+  """Activity by layer beside what entropy tells, a row for each report."""
+  pyplot = reporting.require_matplotlib()
+  figure, axes = pyplot.subplots(
+    len(found),
+    2,
+    squeeze=False,
+    figsize=(10, 2.9 * len(found)),
+    layout="constrained",
+  )
+  for (left, right), (split, report) in zip(axes, found, strict=True):
+    model = Path(report["checkpoint"]).name
+    budget = report["oracle"]["budget"]
+    left.set_title(f"{model}, {split}", loc="left", fontsize=10)
+    right.set_title(f"budget {budget:g} nats", loc="right", fontsize=10)
+    _activity(left, report)
+    _need(right, report)
+  axes[0, 0].legend(fontsize=8)
+  axes[0, 1].legend(fontsize=8)
+  reporting.save_figure(figure, args.plot)
+
+
+def _activity(axis, report):
+  """Median and the middle 80% over passes, and the oracle's need."""
+  for kinds, color in ((("decode",), "tab:blue"), (("prefill", "refill"), "k")):
+    activity = _passes(report, "activity", kinds)
+    low, middle, high = np.quantile(activity, (0.1, 0.5, 0.9), axis=0)
+    layers = np.arange(len(middle))
+    axis.plot(layers, middle, color=color, label=" and ".join(kinds))
+    axis.fill_between(layers, low, high, color=color, alpha=0.15)
+  axis.set_yscale("log")
+  axis.set_xlabel("layer")
+  axis.set_ylabel("update activity")
+  other = axis.twinx()
+  wanted = _passes(report, "oracle_levels", ("decode",))
+  need = (wanted == max(report["policy"]["levels"])).mean(axis=0)
+  other.plot(need, color="tab:red", linestyle=":")
+  other.set_ylim(-0.02, 1.02)
+  other.set_ylabel("oracle's share at the top", color="tab:red")
+
+
+def _need(axis, report):
+  """Share of layers that the oracle runs at the highest level, by entropy."""
+  wanted = _passes(report, "oracle_levels", ("decode",))
+  need = (wanted == max(report["policy"]["levels"])).mean(axis=1)
+  for name, label_ in (
+    ("before", "of the token that it reads: known"),
+    ("entropy", "of the token that it writes: known too late"),
+  ):
+    entropy = _passes(report, name, ("decode",))
+    where = np.digitize(entropy, BINS[1:-1])
+    bins = [b for b in range(len(BINS) - 1) if (where == b).sum() >= FEWEST]
+    middles = (BINS[:-1] + BINS[1:]) / 2
+    axis.plot(
+      middles[bins],
+      [need[where == b].mean() for b in bins],
+      marker="o",
+      label=label_,
+    )
+  axis.set_ylim(-0.02, 1.02)
+  axis.set_xlabel("entropy of a decode step")
+  axis.set_ylabel("oracle's share at the top")
+
+
+def _passes(report, name, kinds):
+  """What the conversations hold about passes of some kinds."""
+  parts = []
+  for entry in report["signals"]:
+    if name == "before":
+      values = np.asarray([0.0, *entry["entropy"][:-1]])
+    else:
+      values = np.asarray(entry[name])
+    parts.append(values[np.isin(entry["kinds"], kinds)])
+  return np.concatenate(parts)
+
+
+if __name__ == "__main__":
+  main()
