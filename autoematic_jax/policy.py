@@ -44,6 +44,8 @@ class PolicyConfig:
       `levels` lacks it, the next higher level, else the highest.
     high_entropy_level: The same of a high-entropy step, where it is higher;
       the paper starts all steps alike.
+    kv_min_level: Bits that keys and values are kept at, where the layer's
+      level is lower; the paper keeps them at the layer's level.
     entropy_top_k: Tokens that the entropy looks at.
     epsilon: Added to the norm in the layer's activity.
     reduction: How a prefill's activity is reduced over tokens.
@@ -64,6 +66,7 @@ class PolicyConfig:
   min_stats: int = 2
   decode_initial_level: int = 4
   high_entropy_level: int = 2
+  kv_min_level: int = 2
   entropy_top_k: int = 10
   epsilon: float = 1e-6
   reduction: Reduction = "frobenius"
@@ -85,7 +88,7 @@ class PolicyConfig:
       self._need(name, 0 <= getattr(self, name) <= 1, "in [0, 1]")
     self._need("entropy_top_k", self.entropy_top_k >= 2, ">= 2")
     self._need("epsilon", self.epsilon > 0, "> 0")
-    for name in ("decode_initial_level", "high_entropy_level"):
+    for name in ("decode_initial_level", "high_entropy_level", "kv_min_level"):
       known = getattr(self, name) in KNOWN_LEVELS
       self._need(name, known, f"one of {KNOWN_LEVELS}")
     reductions = ("frobenius", "token_mean")

@@ -1,4 +1,4 @@
-"""Gathers what policies cost, and draws what they saw.
+"""Gathers what policies cost, ranks what they saw, and draws it.
 
     python tools/policy_report.py problems=policies-problems.json \
       text=policies-text.json --scores problems=eval.json \
@@ -20,8 +20,8 @@ from autoematic_jax import reporting
 from autoematic_jax.evaluation import reports
 from autoematic_jax.policy import PolicyConfig
 
-BINS = np.linspace(0, 1, 6)
-"""Of entropy in the picture."""
+EDGES = (0.001, 0.01, 0.1, 0.3, 0.6)
+"""Between the bins of entropy in the picture."""
 FEWEST = 5
 """Steps in a bin that is drawn."""
 FIELDS = ("underprovision", "overprovision", "execution_bits", "kl_mean")
@@ -55,6 +55,9 @@ def main() -> None:
       keys=(),
       command=shlex.join(["python", *sys.argv]),
     )
+  for split, report in found:
+    if label(report["policy"]) == "adaptive":
+      print(f"{report['checkpoint']}, {split}:", ranks_text(report))
   if args.plot:
     draw([(s, r) for s, r in found if label(r["policy"]) == "adaptive"], args)
 
@@ -114,6 +117,42 @@ def rows_of(split: str, report: dict, scores: dict) -> list[dict]:
   ]
 
 
+def ranks_text(report: dict) -> str:
+  """How well each signal tells where the oracle wants the highest level.
+
+  Each number is the chance that, of two layer executions of decode of which the
+  oracle wants one at the highest level, the signal is higher there; 0.5 tells
+  nothing. Skipped layers stay out.
+  """
+  policy = report["policy"]
+  layers = slice(policy["skip_layers"], None)
+  wanted = _passes(report, "oracle_levels", ("decode",))[:, layers]
+  top = wanted == max(policy["levels"])
+  activity = _passes(report, "activity", ("decode",))[:, layers]
+  before = _passes(report, "before", ("decode",))[:, None]
+  after = _passes(report, "entropy", ("decode",))[:, None]
+  weight = policy["lambda_decode"]
+  signals = {
+    "activity": activity,
+    "entropy before": before,
+    "metric": weight * activity + (1 - weight) * before,
+    "entropy after": after,
+    "layer alone": top.mean(axis=0),
+  }
+  return ", ".join(
+    f"{name} {_rank(np.broadcast_to(signal, top.shape), top):.2f}"
+    for name, signal in signals.items()
+  )
+
+
+def _rank(signal, top):
+  """Share of pairs that a signal orders rightly, ties counting half."""
+  above, below = signal[top], np.sort(signal[~top])
+  lower = np.searchsorted(below, above, "left")
+  upper = np.searchsorted(below, above, "right")
+  return (lower + upper).mean() / (2 * len(below))
+
+
 def draw(found: list[tuple[str, dict]], args: argparse.Namespace) -> None:
   """Activity by layer beside what entropy tells, a row for each report."""
   pyplot = reporting.require_matplotlib()
@@ -164,15 +203,12 @@ def _need(axis, report):
     ("entropy", "of the token that it writes: known too late"),
   ):
     entropy = _passes(report, name, ("decode",))
-    where = np.digitize(entropy, BINS[1:-1])
-    bins = [b for b in range(len(BINS) - 1) if (where == b).sum() >= FEWEST]
-    middles = (BINS[:-1] + BINS[1:]) / 2
-    axis.plot(
-      middles[bins],
-      [need[where == b].mean() for b in bins],
-      marker="o",
-      label=label_,
-    )
+    where = np.digitize(entropy, EDGES)
+    bins = [b for b in range(len(EDGES) + 1) if (where == b).sum() >= FEWEST]
+    means = [need[where == b].mean() for b in bins]
+    axis.plot(bins, means, marker="o", label=label_)
+  axis.set_xticks(np.arange(len(EDGES)) + 0.5, list(map(str, EDGES)))
+  axis.set_xlim(-0.5, len(EDGES) + 0.5)
   axis.set_ylim(-0.02, 1.02)
   axis.set_xlabel("entropy of a decode step")
   axis.set_ylabel("oracle's share at the top")

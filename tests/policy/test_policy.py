@@ -238,6 +238,7 @@ def test_steps_after_an_uncertain_token_may_start_higher():
     ("entropy_top_k", 1),
     ("decode_initial_level", 5),
     ("high_entropy_level", 3),
+    ("kv_min_level", 5),
   ],
 )
 def test_nonsense_is_refused_by_name(field, value):

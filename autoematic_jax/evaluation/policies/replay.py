@@ -15,7 +15,7 @@ from autoematic_jax import policy as policy_lib
 from autoematic_jax.generation_run import bucket
 from autoematic_jax.policy import PolicyConfig
 
-RECORDED_FIELDS = ("entropy_top_k", "epsilon", "reduction")
+RECORDED_FIELDS = ("entropy_top_k", "epsilon", "kv_min_level", "reduction")
 """Constants that shape the signals themselves: a replay cannot change them."""
 
 

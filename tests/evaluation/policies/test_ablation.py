@@ -132,7 +132,7 @@ def test_every_constant_is_varied_once(load):
   settings = ablation.one_at_a_time([report])
   assert settings[0] == {}
   varied = {field for setting in settings for field in setting}
-  fixed = {"entropy_top_k", "epsilon", "reduction"}
+  fixed = {"entropy_top_k", "epsilon", "kv_min_level", "reduction"}
   assert varied >= {
     "alpha",
     "beta",

@@ -100,6 +100,24 @@ def test_the_policy_runs_as_it_does_in_generation(judged):
   np.testing.assert_array_equal(levels[1:], result.trace[:, :, 0])
 
 
+def test_keys_and_values_may_stay_above_the_level_of_their_layer(judged):
+  step = passes_of([judged.tokenizer.encode("def f(x):")], [[2]])[0]
+
+  def run(forced=None, **options):
+    policy = PolicyConfig(levels=(4,), **options)
+    session = Session(judged, 64, policy)
+    levels = session.run(step, forced).levels
+    assert (np.asarray(levels) == 4).all()
+    return np.asarray(session.memory.cache.planes["codes"])
+
+  papers = run()
+  # Signs and eight magnitudes.
+  assert len(np.unique(papers)) <= 16 < len(np.unique(run(kv_min_level=6)))
+  np.testing.assert_array_equal(run(kv_min_level=4), papers)
+  fixed = np.full((judged.config.num_layers,), 4)
+  np.testing.assert_array_equal(run(fixed, kv_min_level=6), papers)
+
+
 def test_replaying_signals_gives_the_levels_of_the_run(measured, judged):
   signals = [Signals.from_dict(recorded) for recorded in measured[1]]
   replayed = replay(judged.policy, signals)
