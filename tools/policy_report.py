@@ -38,21 +38,31 @@ def main() -> None:
   args = parser.parse_args()
   found = [(split, load(file)) for split, file in map(_pair, args.reports)]
   if args.json:
-    scores = task_scores(map(_pair, args.scores))
+    scored = [_pair(text) for text in args.scores]
+    scores = task_scores(scored)
     for split, report in found:
       rows = rows_of(split, report, scores)
       reports.merge(
         args.json,
         rows,
-        model=f"{rows[0]['model']} {split}",
+        model=f"{rows[0]['model']}, {split}: {label(report['policy'])}",
         keys=("model", "split", "policy"),
+        command=report["command"],
+      )
+    for _, file in scored:
+      report = load(file)
+      reports.merge(
+        args.json,
+        [],
+        model=f"scores: {label(report['policy'])}, {Path(file).stem}",
+        keys=(),
         command=report["command"],
       )
     reports.merge(
       args.json,
-      [],
+      [row_of_task(key, task) for key, task in scores.items()],
       model="all",
-      keys=(),
+      keys=("model", "split", "policy"),
       command=shlex.join(["python", *sys.argv]),
     )
   for split, report in found:
@@ -85,36 +95,54 @@ def label(policy: dict) -> str:
   return " ".join(["adaptive", *(f"{n}={v}" for n, v in changed.items())])
 
 
-def task_scores(pairs) -> dict[tuple[str, str], float]:
-  """Score of each split and policy."""
+def task_scores(pairs) -> dict[tuple[str, str, str], dict]:
+  """Task of each model, split and policy."""
   found = {}
   for split, file in pairs:
     report = load(file)
+    model = Path(report["checkpoint"]).name
     for row in report["rows"]:
       name = row["precision"]
       policy = f"uniform {name}"
       if name == "adaptive":
         policy = label(report["policy"])
       (task,) = row["tasks"].values()
-      found[split, policy] = task["score"]
+      found[model, split, policy] = task
   return found
 
 
+def row_of_task(key: tuple[str, str, str], task: dict) -> dict:
+  """A row of a policy that was not held against the oracle."""
+  return {
+    **dict(zip(("model", "split", "policy"), key, strict=True)),
+    **dict.fromkeys(FIELDS),
+    "execution_bits": task["execution_bits"],
+    "task_score": task["score"],
+  }
+
+
 def rows_of(split: str, report: dict, scores: dict) -> list[dict]:
-  """Rows of the policies; under other constants, of `adaptive` alone."""
+  """Rows of the policies; under other constants, of `adaptive` alone.
+
+  Takes the tasks that belong to them out of `scores`.
+  """
   adaptive = label(report["policy"])
   rows = report["rows"] if adaptive == "adaptive" else report["rows"][:1]
-  return [
-    {
-      "model": Path(report["checkpoint"]).name,
-      "split": split,
-      "policy": policy,
-      **{field: row[field] for field in FIELDS},
-      "task_score": scores.get((split, policy)),
-    }
-    for row in rows
-    for policy in [adaptive if row["policy"] == "adaptive" else row["policy"]]
-  ]
+  model = Path(report["checkpoint"]).name
+  found = []
+  for row in rows:
+    policy = adaptive if row["policy"] == "adaptive" else row["policy"]
+    task = scores.pop((model, split, policy), None)
+    found.append(
+      {
+        "model": model,
+        "split": split,
+        "policy": policy,
+        **{field: row[field] for field in FIELDS},
+        "task_score": task and task["score"],
+      }
+    )
+  return found
 
 
 def ranks_text(report: dict) -> str:
