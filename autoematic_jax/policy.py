@@ -42,6 +42,10 @@ class PolicyConfig:
     min_stats: Values that the statistics need before a decode rule fires.
     decode_initial_level: Bits of the first layer of each decode step; where
       `levels` lacks it, the next higher level, else the highest.
+    high_entropy_level: The same of a high-entropy step, where it is higher;
+      the paper starts all steps alike.
+    kv_min_level: Bits that keys and values are kept at, where the layer's
+      level is lower; the paper keeps them at the layer's level.
     entropy_top_k: Tokens that the entropy looks at.
     epsilon: Added to the norm in the layer's activity.
     reduction: How a prefill's activity is reduced over tokens.
@@ -61,6 +65,8 @@ class PolicyConfig:
   skip_layers: int = 1
   min_stats: int = 2
   decode_initial_level: int = 4
+  high_entropy_level: int = 2
+  kv_min_level: int = 2
   entropy_top_k: int = 10
   epsilon: float = 1e-6
   reduction: Reduction = "frobenius"
@@ -82,8 +88,9 @@ class PolicyConfig:
       self._need(name, 0 <= getattr(self, name) <= 1, "in [0, 1]")
     self._need("entropy_top_k", self.entropy_top_k >= 2, ">= 2")
     self._need("epsilon", self.epsilon > 0, "> 0")
-    known = self.decode_initial_level in KNOWN_LEVELS
-    self._need("decode_initial_level", known, f"one of {KNOWN_LEVELS}")
+    for name in ("decode_initial_level", "high_entropy_level", "kv_min_level"):
+      known = getattr(self, name) in KNOWN_LEVELS
+      self._need(name, known, f"one of {KNOWN_LEVELS}")
     reductions = ("frobenius", "token_mean")
     self._need("reduction", self.reduction in reductions, f"in {reductions}")
     scopes = ("sequence", "step")
@@ -95,12 +102,17 @@ class PolicyConfig:
 
   @property
   def initial_index(self) -> int:
-    """Index of the level at which every decode step starts."""
-    above = [
-      index
-      for index, level in enumerate(self.levels)
-      if level >= self.decode_initial_level
-    ]
+    """Index of the level at which a low-entropy decode step starts."""
+    return self._index(self.decode_initial_level)
+
+  @property
+  def high_entropy_index(self) -> int:
+    """Index of the level at which a high-entropy decode step starts."""
+    return self._index(max(self.decode_initial_level, self.high_entropy_level))
+
+  def _index(self, wanted):
+    """Index of the lowest level that is at least the wanted one."""
+    above = [i for i, level in enumerate(self.levels) if level >= wanted]
     return above[0] if above else len(self.levels) - 1
 
   def to_dict(self) -> dict[str, Any]:
@@ -191,6 +203,9 @@ def start_step(
     State before the first layer of the step.
   """
   fresh = _fresh(state.level.shape[0], config.initial_index)
+  high = entropy >= config.tau
+  level = jnp.where(high, config.high_entropy_index, config.initial_index)
+  fresh = dataclasses.replace(fresh, level=level.astype(jnp.int32))
   if config.stats_scope == "step":
     return dataclasses.replace(fresh, entropy=entropy)
   return dataclasses.replace(

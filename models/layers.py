@@ -34,10 +34,12 @@ class Precision:
     branch: Index into `choices` when all requests agree, else
       `len(choices)`: the mixed batch.
     choices: Levels that requests may ask for.
+    kv_levels: `[B]` int32 bits of the new keys and values.
   """
 
   layer: Int[Array, ""]
   levels: Int[Array, "B"]
+  kv_levels: Int[Array, "B"]
   branch: Int[Array, ""]
   choices: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
@@ -47,19 +49,26 @@ class Precision:
     layer: Int[Array, ""],
     levels: Int[Array, "B"],
     choices: Sequence[int],
+    kv_levels: Int[Array, "B"] | None = None,
   ) -> "Precision":
     """The precision of a batch whose requests sit at `levels`.
 
-    A dense model offers no choices and has the one branch 0.
+    A dense model offers no choices and has the one branch 0. Keys and values
+    are at the same levels where nothing else is said.
     """
     choices = tuple(choices)
-    if not choices:
-      branch = jnp.int32(0)
-      return cls(layer=layer, levels=levels, branch=branch, choices=())
-    index = jnp.searchsorted(jnp.asarray(choices, jnp.int32), levels[0])
-    agree = jnp.all(levels == levels[0])
-    branch = jnp.where(agree, index, len(choices)).astype(jnp.int32)
-    return cls(layer=layer, levels=levels, branch=branch, choices=choices)
+    branch = jnp.int32(0)
+    if choices:
+      index = jnp.searchsorted(jnp.asarray(choices, jnp.int32), levels[0])
+      agree = jnp.all(levels == levels[0])
+      branch = jnp.where(agree, index, len(choices)).astype(jnp.int32)
+    return cls(
+      layer=layer,
+      levels=levels,
+      kv_levels=levels if kv_levels is None else kv_levels,
+      branch=branch,
+      choices=choices,
+    )
 
 
 class QuantizedLinear(nnx.Module):

@@ -115,7 +115,7 @@ class DecoderLayer(nnx.Module):
       context.positions[:, 0],
       keys.swapaxes(1, 2),
       values.swapaxes(1, 2),
-      precision.levels,
+      precision.kv_levels,
     )
     all_keys, all_values = kv_cache.read(cache, layer)
     mixed = attention.attend(queries, all_keys, all_values, context.positions)
@@ -275,9 +275,12 @@ class Decoder(nnx.Module):
     def body(carry, inputs):
       hidden, cache, policy = carry
       layer, forced_bits = inputs
+      adaptive = forced_bits == ADAPTIVE
       bits = policy_lib.level_bits(policy_config, policy)
-      bits = jnp.where(forced_bits == ADAPTIVE, bits, forced_bits)
-      precision = Precision.of(layer, bits, self.choices)
+      bits = jnp.where(adaptive, bits, forced_bits)
+      kept = jnp.maximum(bits, policy_config.kv_min_level)
+      kv_bits = jnp.where(adaptive, kept, bits)
+      precision = Precision.of(layer, bits, self.choices, kv_bits)
       hidden_out, cache = self.layers(hidden, context, cache, precision)
       activity = signals.layer_update_activity(
         hidden,

@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from autoematic_jax.errors import AutoematicError
 from autoematic_jax.pallas_kernels.activation_quantization import (
@@ -129,23 +130,56 @@ def _policy_file(file):
 
 def _policy_field(option):
   """Name and value of a `FIELD=VALUE`, the value of its field's type."""
-  name, equals, text = option.partition("=")
-  known = PolicyConfig().to_dict()
-  if not equals or name not in known:
-    raise AutoematicError(
-      f"--policy-option {option}: expected FIELD=VALUE with a field out of"
-      f" {', '.join(known)}"
-    )
-  kind = type(known[name])
+  name, text = _split_field("--policy-option", option)
   try:
-    value = text if kind is str else json.loads(text)
+    value = text if _is_text(name) else json.loads(text)
   except ValueError:
     value = None
+  return name, _typed("--policy-option", option, name, value)
+
+
+def policy_values(argument: str, option: str) -> tuple[str, list[Any]]:
+  """Name and values of a `FIELD=VALUE[,VALUE...]`.
+
+  Args:
+    argument: That the option was given to, for errors.
+    option: What was given.
+
+  Raises:
+    AutoematicError: The field is unknown or a value not of its type.
+  """
+  name, text = _split_field(argument, option)
+  try:
+    values = text.split(",") if _is_text(name) else json.loads(f"[{text}]")
+  except ValueError:
+    values = [None]
+  return name, [_typed(argument, option, name, value) for value in values]
+
+
+def _split_field(argument, option):
+  name, equals, text = option.partition("=")
+  known = PolicyConfig().to_dict()
+  if not equals or not text or name not in known:
+    raise AutoematicError(
+      f"{argument} {option}: expected FIELD=VALUE with a field out of"
+      f" {', '.join(known)}"
+    )
+  return name, text
+
+
+def _is_text(name):
+  return isinstance(PolicyConfig().to_dict()[name], str)
+
+
+def _typed(argument, option, name, value):
+  """The value, once it is of the field's type."""
+  example = PolicyConfig().to_dict()[name]
+  kind = type(example)
   if kind is float and type(value) is int:
     value = float(value)
   numbers = value if isinstance(value, list) else []
   if type(value) is not kind or any(type(n) is not int for n in numbers):
     raise AutoematicError(
-      f"--policy-option {option}: {name} takes a value like {known[name]!r}"
+      f"{argument} {option}: {name} takes a value like {example!r}"
     )
-  return name, value
+  return value

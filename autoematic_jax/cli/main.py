@@ -27,6 +27,7 @@ COMMANDS = {
   "bench": "measure speed and memory",
   "oracle": "find the lowest precision that each layer needs at each step",
   "policies": "compare the levels that policies choose with the oracle's",
+  "ablate": "vary the policy's constants over recorded signals",
 }
 
 

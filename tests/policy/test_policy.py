@@ -108,6 +108,8 @@ class Restated:
       lower, raise_ = config.beta, config.alpha
       if entropy >= config.tau:
         lower, raise_ = config.alpha, config.beta
+        if config.high_entropy_level > config.decode_initial_level:
+          self.level = len(config.levels) - 1
       trace = []
       for layer, activity in enumerate(activities):
         trace.append(config.levels[self.level])
@@ -147,6 +149,7 @@ configs = st.builds(
   spike_min_layers=st.integers(1, 4),
   spike_sigmas=st.sampled_from([0.5, 1.0, 3.0]),
   stats_scope=st.sampled_from(["sequence", "step"]),
+  high_entropy_level=st.sampled_from([2, 8]),
 )
 
 
@@ -206,6 +209,22 @@ def test_decode_starts_at_the_nearest_level_that_is_there():
     assert policy_lib.level_bits(config, state).tolist() == [start]
 
 
+def test_steps_after_an_uncertain_token_may_start_higher():
+  entropy = jnp.asarray([0.05, 0.10, 0.9], jnp.float32)
+  for options, starts in (
+    ({}, [4, 4, 4]),
+    ({"high_entropy_level": 6}, [4, 6, 6]),
+    ({"high_entropy_level": 6, "tau": 0.5}, [4, 4, 6]),
+    ({"high_entropy_level": 4, "decode_initial_level": 6}, [6, 6, 6]),
+    ({"high_entropy_level": 6, "levels": (2, 4)}, [4, 4, 4]),
+  ):
+    config = PolicyConfig(**options)
+    state = policy_lib.start_step(
+      config, policy_lib.start_decode(config, 3), entropy
+    )
+    assert policy_lib.level_bits(config, state).tolist() == starts
+
+
 @pytest.mark.parametrize(
   ("field", "value"),
   [
@@ -218,6 +237,8 @@ def test_decode_starts_at_the_nearest_level_that_is_there():
     ("stats_scope", "batch"),
     ("entropy_top_k", 1),
     ("decode_initial_level", 5),
+    ("high_entropy_level", 3),
+    ("kv_min_level", 5),
   ],
 )
 def test_nonsense_is_refused_by_name(field, value):

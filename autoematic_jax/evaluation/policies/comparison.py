@@ -62,8 +62,9 @@ def measure(
     seed: Of the random policy.
 
   Returns:
-    One row of scores a policy, and for each conversation the signals that
-    `adaptive` saw, as `replay.Signals.from_dict` takes them.
+    One row of scores a policy, and for each conversation the oracle's levels
+    and the signals that `adaptive` saw, as `replay.Signals.from_dict` takes
+    them.
   """
   rows, policy = comparison.rows, comparison.judged.policy
   found = _run(comparison, contestants.independent(policy))
@@ -77,7 +78,11 @@ def measure(
     others.append(contestants.static(policy, levels))
   found |= _run(comparison, others)
   signals = [
-    {"name": row["name"], **record}
+    {
+      "name": row["name"],
+      "oracle_levels": contestants.oracle_levels(row).tolist(),
+      **record,
+    }
     for row, record in zip(rows, found["adaptive"], strict=True)
   ]
   return [

@@ -1,6 +1,7 @@
 """A policy's levels from recorded signals, without the model."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 from autoematic_jax import policy as policy_lib
 from autoematic_jax.generation_run import bucket
 from autoematic_jax.policy import PolicyConfig
+
+RECORDED_FIELDS = ("entropy_top_k", "epsilon", "kv_min_level", "reduction")
+"""Constants that shape the signals themselves: a replay cannot change them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,41 +43,57 @@ class Signals:
     )
 
 
-def replay(config: PolicyConfig, signals: Signals) -> np.ndarray:
+def replay(
+  config: PolicyConfig, conversations: Sequence[Signals]
+) -> list[np.ndarray]:
   """Levels that a policy chooses from recorded signals.
 
   Under the constants that the signals were recorded with, these are the levels
   of that run. Under others they are what the policy would choose if its levels
-  did not change the signals in turn. `reduction`, `epsilon` and
-  `entropy_top_k` stay those of the recording.
+  did not change the signals in turn; `RECORDED_FIELDS` stay those of the
+  recording.
 
   Args:
     config: Constants of the policy.
-    signals: Of one conversation.
+    conversations: Signals of models of one number of layers.
 
   Returns:
-    `[P, L]` bits.
+    For each conversation `[P, L]` bits.
   """
-  count = len(signals.decode)
-  # Passes that pad the conversation come last and change nothing before them.
-  padding = bucket(count) - count
+  counts = [len(signals.decode) for signals in conversations]
+  length = bucket(max(counts))
+
+  def stack(name):
+    # Passes that pad a conversation come last and change nothing before them.
+    arrays = [getattr(signals, name) for signals in conversations]
+    widths = [
+      [(0, length - len(array)), *[(0, 0)] * (array.ndim - 1)]
+      for array in arrays
+    ]
+    return jnp.asarray(
+      np.stack([np.pad(a, w) for a, w in zip(arrays, widths, strict=True)])
+    )
+
   levels = _replay(
-    jnp.asarray(np.pad(signals.decode, (0, padding))),
-    jnp.asarray(np.pad(signals.activity, ((0, padding), (0, 0)))),
-    jnp.asarray(np.pad(signals.entropy, (0, padding))),
-    config=config,
+    stack("decode"), stack("activity"), stack("entropy"), config=config
   )
-  return np.asarray(levels)[:count]
+  return [
+    bits[:count] for bits, count in zip(np.asarray(levels), counts, strict=True)
+  ]
 
 
 @partial(jax.jit, static_argnames="config")
 def _replay(
-  decode: Bool[Array, "P"],
-  activity: Float[Array, "P L"],
-  entropy: Float[Array, "P"],
+  decode: Bool[Array, "B P"],
+  activity: Float[Array, "B P L"],
+  entropy: Float[Array, "B P"],
   *,
   config: PolicyConfig,
-) -> Int[Array, "P L"]:
+) -> Int[Array, "B P L"]:
+  return jax.vmap(partial(_replay_one, config))(decode, activity, entropy)
+
+
+def _replay_one(config, decode, activity, entropy):
   layers = jnp.arange(activity.shape[1], dtype=jnp.int32)
 
   def run(state, activity, update):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from autoematic_jax.evaluation.bootstrap import mean_interval
 from autoematic_jax.evaluation.journal import Record
@@ -11,6 +12,9 @@ from autoematic_jax.evaluation.policies.contestants import oracle_levels
 from autoematic_jax.evaluation.policies.passes import KINDS
 from autoematic_jax.evaluation.policies.traces import level_shares
 from autoematic_jax.evaluation.policies.traces import share_text
+
+Rates = dict[str, float]
+"""`underprovision`, `overprovision` and `execution_bits`."""
 
 
 def summary(
@@ -38,6 +42,17 @@ def summary(
   return {**every, "by_kind": by_kind}
 
 
+def rates(
+  levels: Int[np.ndarray, "P L"], wanted: Int[np.ndarray, "P L"]
+) -> Rates:
+  """Shares of levels below and above the wanted ones, and their mean bits."""
+  return {
+    "underprovision": float((levels < wanted).mean()),
+    "overprovision": float((levels > wanted).mean()),
+    "execution_bits": float(levels.mean()),
+  }
+
+
 def _part(rows, records, masks):
   """Scores over the passes that a mask of each conversation picks."""
   picked = [
@@ -56,9 +71,7 @@ def _part(rows, records, masks):
   return {
     "passes": len(levels),
     "conversations": len(picked),
-    "underprovision": float((levels < wanted).mean()),
-    "overprovision": float((levels > wanted).mean()),
-    "execution_bits": float(levels.mean()),
+    **rates(levels, wanted),
     "kl_mean": float(kl.mean()),
     "kl_mean_interval": mean_interval(kl).tolist(),
     "shares": level_shares(levels),

@@ -67,6 +67,14 @@ def test_a_trace_is_made_and_policies_are_compared_with_it(
   assert run(*compare) == (0, out)
   assert json.loads((tmp_path / "policies.json").read_text()) == compared
 
+  varied = ["ablate", tmp_path / "policies.json", "--grid", "alpha=4"]
+  code, out = run(*varied, "--json", tmp_path / "ablation.json")
+  assert code == 0
+  found = json.loads((tmp_path / "ablation.json").read_text())
+  adaptive = compared["rows"][0]
+  for name, value in found["rows"][0]["scores"]["all"]["all"].items():
+    assert value == adaptive[name]
+
 
 @pytest.mark.parametrize(
   ("more", "message"),

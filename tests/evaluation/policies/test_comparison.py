@@ -56,6 +56,8 @@ def test_every_policy_is_scored(measured, rows):
 def test_rates_count_layers_below_and_above(measured, rows):
   found, signals = measured
   wanted = np.concatenate([contestants.oracle_levels(row) for row in rows])
+  told = np.concatenate([one["oracle_levels"] for one in signals])
+  np.testing.assert_array_equal(told, wanted)
   for level in (2, 4, 6):
     row = found[f"uniform {level}"]
     equal = (wanted == level).mean()
@@ -98,9 +100,28 @@ def test_the_policy_runs_as_it_does_in_generation(judged):
   np.testing.assert_array_equal(levels[1:], result.trace[:, :, 0])
 
 
+def test_keys_and_values_may_stay_above_the_level_of_their_layer(judged):
+  step = passes_of([judged.tokenizer.encode("def f(x):")], [[2]])[0]
+
+  def run(forced=None, **options):
+    policy = PolicyConfig(levels=(4,), **options)
+    session = Session(judged, 64, policy)
+    levels = session.run(step, forced).levels
+    assert (np.asarray(levels) == 4).all()
+    return np.asarray(session.memory.cache.planes["codes"])
+
+  papers = run()
+  # Signs and eight magnitudes.
+  assert len(np.unique(papers)) <= 16 < len(np.unique(run(kv_min_level=6)))
+  np.testing.assert_array_equal(run(kv_min_level=4), papers)
+  fixed = np.full((judged.config.num_layers,), 4)
+  np.testing.assert_array_equal(run(fixed, kv_min_level=6), papers)
+
+
 def test_replaying_signals_gives_the_levels_of_the_run(measured, judged):
-  for recorded in measured[1]:
-    levels = replay(judged.policy, Signals.from_dict(recorded))
+  signals = [Signals.from_dict(recorded) for recorded in measured[1]]
+  replayed = replay(judged.policy, signals)
+  for levels, recorded in zip(replayed, measured[1], strict=True):
     np.testing.assert_array_equal(levels, recorded["levels"])
   assert len(np.unique(measured[1][0]["levels"])) > 1
 
@@ -122,9 +143,10 @@ def test_statistics_of_decode_go_on_over_a_refill():
     entropy=signals.entropy[2:],
   )
   # Below the mean of what came before; alone all values are the mean.
-  assert replay(config, signals)[3].tolist() == [4, 2, 2, 2, 2]
-  assert replay(config, alone)[1].tolist() == [4, 4, 4, 4, 4]
-  assert (replay(config, signals)[[0, 2]] == 6).all()
+  both = replay(config, [signals, alone])
+  assert both[0][3].tolist() == [4, 2, 2, 2, 2]
+  assert both[1][1].tolist() == [4, 4, 4, 4, 4]
+  assert (both[0][[0, 2]] == 6).all()
 
 
 def test_layers_that_matter_least_go_down_first():
