@@ -42,10 +42,9 @@ class PolicyConfig:
     min_stats: Values that the statistics need before a decode rule fires.
     decode_initial_level: Bits of the first layer of each decode step; where
       `levels` lacks it, the next higher level, else the highest.
-    high_entropy_level: The same of a high-entropy step, where it is higher;
-      the paper starts all steps alike.
+    high_entropy_level: The same of a high-entropy step, where it is higher.
     kv_min_level: Bits that keys and values are kept at, where the layer's
-      level is lower; the paper keeps them at the layer's level.
+      level is lower.
     entropy_top_k: Tokens that the entropy looks at.
     epsilon: Added to the norm in the layer's activity.
     reduction: How a prefill's activity is reduced over tokens.
@@ -65,8 +64,8 @@ class PolicyConfig:
   skip_layers: int = 1
   min_stats: int = 2
   decode_initial_level: int = 4
-  high_entropy_level: int = 2
-  kv_min_level: int = 2
+  high_entropy_level: int = 6
+  kv_min_level: int = 6
   entropy_top_k: int = 10
   epsilon: float = 1e-6
   reduction: Reduction = "frobenius"
@@ -135,6 +134,10 @@ class PolicyConfig:
     if "levels" in data:
       data = {**data, "levels": tuple(data["levels"])}
     return cls(**data)
+
+
+PAPER = PolicyConfig(high_entropy_level=2, kv_min_level=2)
+"""All decode steps start alike; keys and values are at their layer's level."""
 
 
 @jax.tree_util.register_dataclass

@@ -18,6 +18,7 @@ import numpy as np
 
 from autoematic_jax import reporting
 from autoematic_jax.evaluation import reports
+from autoematic_jax.policy import PAPER
 from autoematic_jax.policy import PolicyConfig
 
 EDGES = (0.001, 0.01, 0.1, 0.3, 0.6)
@@ -65,11 +66,11 @@ def main() -> None:
       keys=("model", "split", "policy"),
       command=shlex.join(["python", *sys.argv]),
     )
-  for split, report in found:
-    if label(report["policy"]) == "adaptive":
-      print(f"{report['checkpoint']}, {split}:", ranks_text(report))
+  drawn = [(s, r) for s, r in found if label(r["policy"]) == "paper"]
+  for split, report in drawn:
+    print(f"{report['checkpoint']}, {split}:", ranks_text(report))
   if args.plot:
-    draw([(s, r) for s, r in found if label(r["policy"]) == "adaptive"], args)
+    draw(drawn, args)
 
 
 def _pair(text):
@@ -83,16 +84,17 @@ def load(file: str) -> dict:
 
 
 def label(policy: dict) -> str:
-  """The policy's name, with the constants that are not the default's."""
-  default = PolicyConfig().to_dict()
-  changed = {
-    name: value
-    for name, value in policy.items()
-    if name != "levels" and value != default[name]
-  }
-  if changed == AT_ONCE:
+  """`adaptive` by the default's constants, else what differs from `paper`."""
+
+  def changed(other: PolicyConfig) -> dict:
+    constants = {**other.to_dict(), "levels": policy["levels"]}
+    return {k: v for k, v in policy.items() if v != constants[k]}
+
+  if not changed(PolicyConfig()):
+    return "adaptive"
+  if changed(PAPER) == AT_ONCE:
     return "instantaneous"
-  return " ".join(["adaptive", *(f"{n}={v}" for n, v in changed.items())])
+  return " ".join(["paper", *(f"{k}={v}" for k, v in changed(PAPER).items())])
 
 
 def task_scores(pairs) -> dict[tuple[str, str, str], dict]:
@@ -127,7 +129,7 @@ def rows_of(split: str, report: dict, scores: dict) -> list[dict]:
   Takes the tasks that belong to them out of `scores`.
   """
   adaptive = label(report["policy"])
-  rows = report["rows"] if adaptive == "adaptive" else report["rows"][:1]
+  rows = report["rows"] if adaptive == "paper" else report["rows"][:1]
   model = Path(report["checkpoint"]).name
   found = []
   for row in rows:

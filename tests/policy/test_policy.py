@@ -1,5 +1,6 @@
 """The policy against golden traces and against a plain restatement of it."""
 
+import dataclasses
 import json
 import math
 
@@ -13,6 +14,7 @@ from jax import lax
 
 from autoematic_jax import policy as policy_lib
 from autoematic_jax.errors import PrecisionError
+from autoematic_jax.policy import PAPER
 from autoematic_jax.policy import PolicyConfig
 
 
@@ -127,7 +129,7 @@ class Restated:
 def test_golden_prefill(golden):
   for case in golden["policy_prefill"]:
     activity = np.asarray(case["M"], np.float32)[:, None]
-    levels = prefill_trace(PolicyConfig(), activity)[:, 0]
+    levels = prefill_trace(PAPER, activity)[:, 0]
     assert levels.tolist() == case["levels"]
 
 
@@ -135,7 +137,7 @@ def test_golden_decode(golden):
   case = golden["policy_decode"]
   activity = np.asarray(case["L_A"], np.float32)[..., None]
   entropy = np.asarray(case["G_E"], np.float32)[:, None]
-  levels = decode_trace(PolicyConfig(), activity, entropy)[..., 0]
+  levels = decode_trace(PAPER, activity, entropy)[..., 0]
   assert levels.tolist() == case["levels"]
 
 
@@ -218,7 +220,7 @@ def test_steps_after_an_uncertain_token_may_start_higher():
     ({"high_entropy_level": 4, "decode_initial_level": 6}, [6, 6, 6]),
     ({"high_entropy_level": 6, "levels": (2, 4)}, [4, 4, 4]),
   ):
-    config = PolicyConfig(**options)
+    config = dataclasses.replace(PAPER, **options)
     state = policy_lib.start_step(
       config, policy_lib.start_decode(config, 3), entropy
     )

@@ -14,6 +14,7 @@ from autoematic_jax.evaluation.policies.passes import Session
 from autoematic_jax.evaluation.policies.passes import passes_of
 from autoematic_jax.evaluation.policies.replay import Signals
 from autoematic_jax.evaluation.policies.replay import replay
+from autoematic_jax.policy import PAPER
 from autoematic_jax.policy import PolicyConfig
 
 NAMES = ["adaptive", "instantaneous", "activity"]
@@ -104,7 +105,7 @@ def test_keys_and_values_may_stay_above_the_level_of_their_layer(judged):
   step = passes_of([judged.tokenizer.encode("def f(x):")], [[2]])[0]
 
   def run(forced=None, **options):
-    policy = PolicyConfig(levels=(4,), **options)
+    policy = dataclasses.replace(PAPER, levels=(4,), **options)
     session = Session(judged, 64, policy)
     levels = session.run(step, forced).levels
     assert (np.asarray(levels) == 4).all()
