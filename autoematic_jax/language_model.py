@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from autoematic_jax import kv_cache
 from autoematic_jax import kv_codecs
 from autoematic_jax.checkpoints import load_checkpoint
 from autoematic_jax.errors import PrecisionError
+from autoematic_jax.models.builder import Tensors
 from autoematic_jax.models.builder import build_decoder
 from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.transformer import Decoder
@@ -148,13 +150,13 @@ def load(
   )
 
 
-def _layers(checkpoint, dense):
+def _layers(checkpoint, dense) -> Iterator[Tensors]:
   """Tensors of each layer in order, read when asked for."""
   for layer in range(checkpoint.config.num_layers):
     tensors = checkpoint.layer(layer)
     if dense:
       tensors = {
-        name: formats.dequantize(formats.with_room(tensor))
+        name: formats.dequantize(tensor)
         if isinstance(tensor, formats.QTensor)
         else tensor
         for name, tensor in tensors.items()

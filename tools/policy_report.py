@@ -18,6 +18,7 @@ import numpy as np
 
 from autoematic_jax import reporting
 from autoematic_jax.evaluation import reports
+from autoematic_jax.evaluation.policies.contestants import AT_ONCE
 from autoematic_jax.policy import PAPER
 from autoematic_jax.policy import PolicyConfig
 
@@ -26,7 +27,6 @@ EDGES = (0.001, 0.01, 0.1, 0.3, 0.6)
 FEWEST = 5
 """Steps in a bin that is drawn."""
 FIELDS = ("underprovision", "overprovision", "execution_bits", "kl_mean")
-AT_ONCE = {"prefill_run": 1, "alpha": 1, "beta": 1}
 
 
 def main() -> None:

@@ -219,9 +219,7 @@ class Calibrator:
       )
       for name, tensor in zip(names, tensors, strict=True):
         packed[name] = tensor
-        current[name] = np.asarray(
-          formats.dequantize(formats.with_room(tensor))
-        )
+        current[name] = np.asarray(formats.dequantize(tensor))
       own = build_layer(self._config, current)
       if reader in _LAST:
         self._streams[_OWN].add_output(own, reader, inputs)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
 from autoematic_jax.errors import QTensorError
@@ -163,13 +164,13 @@ def with_room(q: QTensor) -> QTensor:
   subgroups share a program where each has room for all that can be marked.
 
   Args:
-    q: A concrete tensor.
+    q: Any packed tensor.
 
   Returns:
     A tensor that decodes to the same values, whose `refined` is the most that
-    a mask can mark.
+    a mask can mark; a traced one as it is.
   """
-  if q.offsets is None:
+  if q.offsets is None or isinstance(q.offsets, Tracer):
     return q
   groups = q.padded_columns // packing.GROUP
   room = groups * packing.MAX_REFINED_PER_GROUP - q.refined
@@ -309,7 +310,6 @@ def decode_offsets(q: QTensor, level: int) -> Float[Array, "*L N C"]:
   return autofp.offset_delta(autofp.offset8_to_offset6(d), base, q.decoding)
 
 
-@partial(jax.jit, static_argnames="level")
 def dequantize(q: QTensor, level: int | None = None) -> Float[Array, "*L N K"]:
   """The matrix at a level, in float32.
 
@@ -328,6 +328,11 @@ def dequantize(q: QTensor, level: int | None = None) -> Float[Array, "*L N K"]:
     raise QTensorError(
       f"a {q.format} tensor has levels {q.levels}; {level} is not one"
     )
+  return _dequantize(with_room(q), level)
+
+
+@partial(jax.jit, static_argnames="level")
+def _dequantize(q, level):
   values = decode_base(q)
   if level == 2:
     values = autofp.AUTOFP2_SCALE * autofp.autofp2_digit(values)

@@ -121,9 +121,10 @@ def expand(weights: Sequence[formats.QTensor]) -> ExpandedWeight:
     else jnp.concatenate([part[name] for part in parts], axis=axis)
     for name, axis in _OUTPUT_AXIS.items()
   }
-  for name, array in {**joined, "columns": columns}.items():
-    if name in RAGGED_FIELDS and array is not None:
-      kept = np.asarray(array)[..., : refined * formats.SUBGROUP]
+  joined["columns"] = columns
+  for name in RAGGED_FIELDS:
+    if joined[name] is not None:
+      kept = np.asarray(joined[name])[..., : refined * formats.SUBGROUP]
       joined[name] = jax.device_put(kept)
   return ExpandedWeight(
     **joined,

@@ -13,6 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from autoematic_jax.errors import AutoematicError
+from autoematic_jax.evaluation.policies.contestants import AT_ONCE
 from autoematic_jax.evaluation.policies.passes import KINDS
 from autoematic_jax.evaluation.policies.replay import RECORDED_FIELDS
 from autoematic_jax.evaluation.policies.replay import replay
@@ -39,9 +40,6 @@ _SWEEPS: dict[str, tuple[Any, ...]] = {
 }
 """The paper's values (Figure 28), and some for what it does not vary; nothing
 spikes by a thousand standard deviations, so that prefills keep their level."""
-
-_AT_ONCE = {"prefill_run": 1, "alpha": 1, "beta": 1}
-"""Every rise and fall is followed (the paper's Table 11)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +94,7 @@ def one_at_a_time(reports: Sequence[SignalReport]) -> list[Setting]:
   starts = dict.fromkeys(("decode_initial_level", "high_entropy_level"), levels)
   sweeps = {**_SWEEPS, **starts, "levels": subsets}
   changed = [{field: v} for field, values in sweeps.items() for v in values]
-  return _distinct([{}, *changed, _AT_ONCE], reports)
+  return _distinct([{}, *changed, AT_ONCE], reports)
 
 
 def grid(

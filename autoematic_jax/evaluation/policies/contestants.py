@@ -11,6 +11,9 @@ from autoematic_jax.evaluation.policies.passes import KINDS
 from autoematic_jax.evaluation.policies.traces import level_shares
 from autoematic_jax.policy import PolicyConfig
 
+AT_ONCE = {"prefill_run": 1, "alpha": 1, "beta": 1}
+"""Constants that follow every rise and fall (the paper's Table 11)."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contestant:
@@ -47,7 +50,7 @@ def independent(policy: PolicyConfig) -> list[Contestant]:
   Args:
     policy: The policy that is judged.
   """
-  at_once = dataclasses.replace(policy, prefill_run=1, alpha=1, beta=1)
+  at_once = dataclasses.replace(policy, **AT_ONCE)
   alone = dataclasses.replace(policy, lambda_decode=1.0)
   return [
     Contestant(name="adaptive", policy=policy),
