@@ -25,6 +25,18 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget_compiled_code():
+  """Frees what a module compiled, when it is done.
+
+  Each compiled function holds several mappings of memory. A process that ran
+  the whole suite came to Linux' limit of 65530, where the next compilation
+  crashes it.
+  """
+  yield
+  jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
   """Golden values and small files that the tests read."""
