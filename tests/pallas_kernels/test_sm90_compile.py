@@ -1,0 +1,115 @@
+"""The Hopper kernels compile for sm_90a where there is no GPU."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+COMPILE = """
+import dataclasses, os, sys
+import jax, jax.numpy as jnp
+from functools import partial
+from jax.experimental import topologies
+from autoematic_jax.pallas_kernels.extended_gemm import FragmentWeight
+from autoematic_jax.pallas_kernels.extended_gemm.sm90.launch import decode_gemm
+from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import StreamTile
+from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import WgmmaTile
+
+TARGET = '''gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32
+shared_memory_per_block: 49152 shared_memory_per_core: 233472
+threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
+block_dim_limit_z: 65535 memory_bandwidth: 4800000000000
+l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 151397597184
+shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9
+feature_extension: ACCELERATED_FEATURES } registers_per_core_limit: 65536
+registers_per_block_limit: 65536 } platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 } device_description_str: "NVIDIA H200"
+'''
+device = topologies.get_topology_desc(
+  platform="cuda", topology_name="NVIDIA H200", topology="1x1x1",
+  target_config=TARGET,
+).devices[0]
+sharding = jax.sharding.SingleDeviceSharding(device)
+
+def array(shape, dtype):
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+kind, mode, m = sys.argv[1], sys.argv[2], int(sys.argv[3])
+stream = dict(tiles=2, row_warps=4, column_warps=2, splits=2, depth=3)
+wgmma = dict(row_warps=8, splits=2, depth=3)
+tile = {
+  "stream": StreamTile(**stream),
+  "cluster": StreamTile(**stream, cluster=2),
+  "alone": StreamTile(**stream | dict(tiles=1, row_warps=16, column_warps=1)),
+  "wgmma": WgmmaTile(**wgmma, group=2),
+  "wgmma cluster": WgmmaTile(**wgmma, group=4, cluster=2),
+}[kind]
+n, steps, slices, side = 512, 8, tile.slices, tile.tiles
+blocks = n // (16 * side)
+weight = FragmentWeight(
+  units=array((2, blocks, steps * slices, side, 144), jnp.uint32),
+  offsets=None if mode == "4" else array(
+    (2, blocks, slices, side * (2 * 32 + 3 * 16)), jnp.uint32
+  ),
+  sources=array((2, steps * slices * 16), jnp.int32),
+  tensor_scale=array((2, n), jnp.float32),
+  mask=array((2, steps * slices * 16), jnp.bool_),
+  format="nvfp4" if mode == "4" else "autofp6", decoding="exponent",
+  inputs=64 * steps * slices, rows=n, max_rows=64, tiles=side, slices=slices,
+  doubles=0 if mode == "4" else 2, singles=0 if mode == "4" else 3,
+)
+args = (
+  array((m, 64 * steps * slices), jnp.float16), weight,
+  array((m,), jnp.float32), array((m,), jnp.int32), array((1,), jnp.int32),
+)
+run = jax.jit(partial(decode_gemm, tile=tile, mode=mode))
+# Mosaic takes the architecture of the default device.
+with jax.default_device(device):
+  traced = run.trace(*args)
+  traced.lower(lowering_platforms=("cuda",)).compile()
+"""
+
+
+def missing():
+  """Why nothing can be compiled here, or an empty string."""
+  if jax.__version_info__ < (0, 11):
+    return "needs jax 0.11"
+  for name in ("jax_plugins.xla_cuda13", "nvidia.cu13"):
+    try:
+      found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+      found = None
+    if found is None:
+      return f"needs the CUDA wheels (no {name})"
+  return ""
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.parametrize(
+  ("kind", "mode", "m", "instruction"),
+  [
+    ("stream", "4", 16, "HMMA"),
+    ("stream", "6", 3, "HMMA"),
+    ("cluster", "mixed", 16, "HMMA"),
+    ("alone", "mixed", 64, "HMMA"),
+    ("wgmma", "4", 64, "HGMMA"),
+    ("wgmma", "6", 32, "HGMMA"),
+    ("wgmma cluster", "6", 64, "HGMMA"),
+  ],
+)
+def test_compiles_for_hopper(tmp_path, monkeypatch, kind, mode, m, instruction):
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
+  # One architecture a process.
+  subprocess.run(
+    [sys.executable, "-c", COMPILE, kind, mode, str(m)], check=True
+  )
+  ptxas = "".join(path.read_text() for path in tmp_path.glob("*.ptxas"))
+  assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", ptxas)
+  assert "serialized" not in ptxas
+  sass = "".join(path.read_text() for path in tmp_path.glob("*.sass*"))
+  assert re.search(rf"\b{instruction}\b", sass)
