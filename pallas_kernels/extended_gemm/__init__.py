@@ -7,15 +7,19 @@ from autoematic_jax.pallas_kernels.extended_gemm.expanded import RAGGED_FIELDS
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import ExpandedWeight
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import at_layer
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import expand
+from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
 from autoematic_jax.pallas_kernels.extended_gemm.matvec import matvec
+from autoematic_jax.pallas_kernels.extended_gemm.prepack import prepack
 
 __all__ = [
   "DECODE_ROW_TILE",
   "PREFILL_ROW_TILE",
   "RAGGED_FIELDS",
   "ExpandedWeight",
+  "FragmentWeight",
   "at_layer",
   "expand",
   "extended_gemm",
   "matvec",
+  "prepack",
 ]

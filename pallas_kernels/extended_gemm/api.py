@@ -16,11 +16,21 @@ from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
 from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
+from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
 from autoematic_jax.pallas_kernels.extended_gemm import reference
 from autoematic_jax.pallas_kernels.extended_gemm import xla
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import ExpandedWeight
+from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
 
-Implementation = Literal["reference", "xla"]
+Implementation = Literal["reference", "xla", "mosaic_sm90"]
+
+Weight = formats.QTensor | ExpandedWeight | FragmentWeight
+
+_TAKES = {
+  formats.QTensor: "reference",
+  ExpandedWeight: "xla",
+  FragmentWeight: "mosaic_sm90",
+}
 
 DECODE_ROW_TILE = 1
 """Fastest up to about 8 rows (two AVX2 cores); the work grows with the rows."""
@@ -31,7 +41,7 @@ PREFILL_ROW_TILE = 64
 
 def extended_gemm(
   x: Float[Array, "M K"],
-  weight: formats.QTensor | ExpandedWeight,
+  weight: Weight,
   levels: Int[Array | np.ndarray, "..."] | int,
   *,
   activation: ActivationConfig | None = None,
@@ -45,13 +55,15 @@ def extended_gemm(
   Args:
     x: Activations in full precision, quantized here row by row.
     weight: `reference` takes the packed QTensor, `xla` the ExpandedWeight
-      that `expand` makes of it.
+      that `expand` makes of it, `mosaic_sm90` (Hopper GPUs) the FragmentWeight
+      that `prepack` makes of all layers.
     levels: Bits of each row (2 runs as W2A4), or one level for all rows.
     activation: How x is refined; the default takes the weight's step, and
       keeps the masks apart where `reference` runs, which needs that.
     present: Levels that may occur, where the caller knows; None allows every
       level of the weight. A row at a level outside `present` is undefined.
-    layer: `xla` only: which layer of a weight that is stacked.
+    layer: Which layer of a weight that is stacked; a FragmentWeight of one
+      layer needs none.
     row_tile: `xla` only: rows a dot. At one row tile, a row's bits are the
       same for any M.
     implementation: None chooses by the weight's form.
@@ -61,7 +73,8 @@ def extended_gemm(
 
   Raises:
     PrecisionError: A level the weight does not hold, an implementation that
-      does not take this form of weight, or shapes that do not fit.
+      does not take this form of weight or does not run on this device, or
+      shapes that do not fit.
   """
   _check_implementation(weight, implementation)
   packed = isinstance(weight, formats.QTensor)
@@ -84,7 +97,10 @@ def extended_gemm(
       "the reference holds refined weights and refined activations in one"
       " segment, so that masks cannot overlap; expand the weight for 'xla'"
     )
-  if not packed and layer is None:
+  if isinstance(weight, FragmentWeight):
+    mosaic_sm90.check_device()
+    layer = _only_layer(weight) if layer is None else layer
+  elif not packed and layer is None:
     weight, layer = jax.tree.map(lambda a: a[None], weight), 0
   return _run(x, weight, layer, levels, activation, present, row_tile)
 
@@ -101,6 +117,10 @@ def _run(x, weight, layer, levels, activation, present, row_tile):
   )
   if _is_packed(weight):
     return reference.extended_gemm(rows, weight)
+  if isinstance(weight, FragmentWeight):
+    return mosaic_sm90.extended_gemm(
+      rows, weight, jnp.asarray(layer), present=present
+    )
   return xla.extended_gemm(
     rows, weight, jnp.asarray(layer), present=present, row_tile=row_tile
   )
@@ -110,17 +130,26 @@ def _is_packed(weight):
   return isinstance(weight, formats.QTensor)
 
 
-def _check_implementation(weight, implementation):
-  takes = "reference" if _is_packed(weight) else "xla"
-  if implementation not in (None, "reference", "xla"):
+def _only_layer(weight):
+  if weight.layers != 1:
     raise PrecisionError(
-      f"{implementation=} is unknown; known: 'reference', 'xla'"
+      f"this weight has {weight.layers} layers; say which by `layer`"
     )
-  if implementation not in (None, takes):
+  return 0
+
+
+def _check_implementation(weight, implementation):
+  known = tuple(_TAKES.values())
+  if implementation not in (None, *known):
+    raise PrecisionError(
+      f"{implementation=} is unknown; known: {', '.join(map(repr, known))}"
+    )
+  if implementation not in (None, _TAKES[type(weight)]):
     raise PrecisionError(
       f"{implementation=} does not take a {type(weight).__name__};"
       " 'reference' takes a QTensor, 'xla' an ExpandedWeight made by"
-      " expand([qtensor])"
+      " expand([qtensor]), 'mosaic_sm90' a FragmentWeight made by"
+      " prepack([[qtensor]])"
     )
 
 
