@@ -2,8 +2,11 @@
 
 import argparse
 
+import jax
+
 from autoematic_jax.cli import arguments
 from autoematic_jax.errors import AutoematicError
+from autoematic_jax.evaluation import kernels
 from autoematic_jax.evaluation import reports
 from autoematic_jax.evaluation import speed
 from autoematic_jax.precisions import parse_precision
@@ -32,10 +35,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
   generate.add_argument("--json", metavar="FILE", help="also writes the rows")
   arguments.add_compilation_cache(generate)
+  products = kinds.add_parser(
+    "kernels", help="the mixed-precision GEMM against bf16, by shape and form"
+  )
+  known = ", ".join(kernels.SHAPES)
+  products.add_argument(
+    "--shapes",
+    metavar="NAMES",
+    help=f"comma separated, of {known} (default: qwen3-8b,llama-70b on a GPU,"
+    " else small)",
+  )
+  products.add_argument(
+    "--rows",
+    default="1,8,16,64",
+    metavar="M,...",
+    help="rows of activations (default: %(default)s)",
+  )
+  products.add_argument(
+    "--forms",
+    default=",".join(kernels.FORMS),
+    metavar="FORM,...",
+    help="comma separated (default: %(default)s)",
+  )
+  products.add_argument("--repeats", type=int, default=15, metavar="N")
+  products.add_argument("--json", metavar="FILE", help="also writes the rows")
 
 
 def run(args: argparse.Namespace) -> int:
   """Measures, prints a table, writes JSON; returns the exit code."""
+  return {"generate": _generate, "kernels": _kernels}[args.kind](args)
+
+
+def _kernels(args):
+  shapes = args.shapes
+  if shapes is None:
+    on_gpu = jax.default_backend() == "gpu"
+    shapes = "qwen3-8b,llama-70b" if on_gpu else "small"
+  for option, given, known in (
+    ("--shapes", shapes, kernels.SHAPES),
+    ("--forms", args.forms, kernels.FORMS),
+  ):
+    for name in given.split(","):
+      if name not in known:
+        raise AutoematicError(
+          f"{option} {name} is unknown; known: {', '.join(known)}"
+        )
+  rows = args.rows.split(",")
+  if args.repeats < 1 or not all(m.isdecimal() and int(m) > 0 for m in rows):
+    raise AutoematicError(
+      f"--rows {args.rows} and --repeats {args.repeats} must be whole numbers"
+      " >= 1"
+    )
+  options = kernels.KernelOptions(
+    shapes=tuple(shapes.split(",")),
+    rows=tuple(map(int, rows)),
+    forms=tuple(args.forms.split(",")),
+    repeats=args.repeats,
+  )
+  limits = kernels.limits()
+  print(
+    f"products by {kernels.implementation()}; limits here:"
+    f" {limits['tb_per_s']:.2f} TB/s, {limits['bf16_tflops']:.1f} TFLOP/s"
+  )
+  found = kernels.measure_all(options, limits)
+  print(kernels.table(found))
+  if args.json:
+    reports.write(args.json, found, limits=limits)
+  return 0
+
+
+def _generate(args):
   for name in ("prompt_tokens", "new_tokens", "repeats", "batch"):
     if getattr(args, name) < 1:
       option = "--" + name.replace("_", "-")

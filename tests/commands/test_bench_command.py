@@ -1,10 +1,12 @@
-"""`autoematic bench generate`: that it measures what it says it does."""
+"""`autoematic bench`: that it measures what it says it does."""
 
 import json
 
+import jax.numpy as jnp
 import pytest
 
 from autoematic_jax.errors import AutoematicError
+from autoematic_jax.evaluation import kernels
 
 
 def test_report_has_a_row_for_each_precision(run, checkpoints, tmp_path):
@@ -52,3 +54,39 @@ def test_report_has_a_row_for_each_precision(run, checkpoints, tmp_path):
 def test_bad_input_is_named(run, checkpoints, words, message):
   with pytest.raises(AutoematicError, match=message):
     run("bench", "generate", checkpoints["autofp6"], *words)
+
+
+def test_kernels_report_each_form_beside_bf16(run, tmp_path, monkeypatch):
+  monkeypatch.setitem(kernels.SHAPES, "small", ((96, 64),))
+  report = tmp_path / "kernels.json"
+  code, out, _ = run(
+    *("bench", "kernels", "--rows", "3", "--repeats", "1", "--json", report)
+  )
+  assert code == 0
+  assert "products by xla" in out
+  found = json.loads(report.read_text())
+  assert {"command", "machine", "versions"} <= found.keys()
+  assert found["limits"].keys() == {"tb_per_s", "bf16_tflops"}
+  assert [row["form"] for row in found["rows"]] == list(kernels.FORMS)
+  bf16, nvfp4, *_ = found["rows"]
+  assert bf16["ratio_to_bf16"] == 1
+  assert nvfp4["ratio_to_bf16"] == bf16["us"] / nvfp4["us"]
+  # 4 bits and a scale of 8 for 16, against 16.
+  bytes_ = [row["tb_per_s"] * row["us"] for row in (bf16, nvfp4)]
+  assert bytes_[0] / bytes_[1] == pytest.approx(16 / 4.5, rel=0.01)
+
+
+def test_kernels_time_nothing_that_is_wrong(run, monkeypatch):
+  monkeypatch.setitem(kernels.SHAPES, "small", ((96, 64),))
+  monkeypatch.setattr(
+    kernels.xla, "extended_gemm", lambda rows, *_, **__: jnp.zeros((3, 96))
+  )
+  with pytest.raises(AutoematicError, match="nvfp4 of 3 x 96 x 64 is off by"):
+    run("bench", "kernels", "--rows", "3", "--repeats", "1")
+
+
+def test_unknown_forms_and_shapes_are_named(run):
+  with pytest.raises(AutoematicError, match="--forms fp7.*nvfp4"):
+    run("bench", "kernels", "--forms", "fp7")
+  with pytest.raises(AutoematicError, match="--rows 0"):
+    run("bench", "kernels", "--rows", "0")

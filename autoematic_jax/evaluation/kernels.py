@@ -1,0 +1,292 @@
+"""Times of the GEMM's forms against bf16 and the hardware's limits.
+
+Activations are quantized before a product is timed. Times are means over
+several layers, whose weights together exceed the L2 cache of a GPU.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.mosaic.gpu import profiler
+from tqdm import tqdm
+
+from autoematic_jax import formats
+from autoematic_jax.errors import AutoematicError
+from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
+from autoematic_jax.pallas_kernels.extended_gemm import DECODE_ROW_TILE
+from autoematic_jax.pallas_kernels.extended_gemm import PREFILL_ROW_TILE
+from autoematic_jax.pallas_kernels.extended_gemm import expand
+from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
+from autoematic_jax.pallas_kernels.extended_gemm import prepack
+from autoematic_jax.pallas_kernels.extended_gemm import xla
+
+SHAPES = {
+  "qwen3-8b": ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)),
+  "llama-70b": ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
+  "measured": ((28672, 8192), (12288, 4096), (4096, 12288)),
+  "small": ((512, 512), (256, 1024)),
+}
+"""Outputs and inputs of a layer's GEMMs: q, k and v joined, gate and up too."""
+
+FORMS = ("bf16", "nvfp4", "autofp6", "mixed", "sub-batches")
+"""`mixed` and `sub-batches`: half of the rows at 4 bits and half at 6, in one
+product or in one for each level."""
+
+_L2_BYTES = 120e6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KernelOptions:
+  """What to time.
+
+  Attributes:
+    shapes: Names in `SHAPES`.
+    rows: Rows of x.
+    forms: Of `FORMS`.
+    repeats: Times of which the median is taken.
+  """
+
+  shapes: tuple[str, ...]
+  rows: tuple[int, ...]
+  forms: tuple[str, ...] = FORMS
+  repeats: int = 15
+
+
+def implementation() -> str:
+  """What runs the products here."""
+  device = jax.devices()[0]
+  hopper = getattr(device, "compute_capability", None) == "9.0"
+  return "mosaic_sm90" if hopper else "xla"
+
+
+def limits() -> dict[str, float]:
+  """What this device reaches: reading and writing memory, bf16 products."""
+  on_cpu = jax.default_backend() == "cpu"
+  size = 2**24 if on_cpu else 2**29
+  n = 1024 if on_cpu else 8192
+  x = jnp.ones((size,), jnp.float32)
+  seconds = _seconds(jax.jit(lambda x: x + 1), 5, x)
+  a = jnp.ones((n, n), jnp.bfloat16)
+  product = _seconds(jax.jit(lambda a: a @ a), 5, a)
+  return {
+    "tb_per_s": 8 * size / seconds / 1e12,
+    "bf16_tflops": 2 * n**3 / product / 1e12,
+  }
+
+
+def measure_all(
+  options: KernelOptions, found: dict[str, float]
+) -> list[dict[str, Any]]:
+  """Checks each form against float32 and times it.
+
+  Args:
+    options: What to time.
+    found: `limits()`, of which each row gives its share: the memory's where
+      reading the weights takes longest, else the arithmetic's.
+
+  Returns:
+    A row for each form, shape and number of rows.
+
+  Raises:
+    AutoematicError: A product is wrong.
+  """
+  shapes = [shape for name in options.shapes for shape in SHAPES[name]]
+  out = []
+  total = len(shapes) * len(options.rows) * len(options.forms)
+  with tqdm(total=total, unit="form") as progress:
+    for n, k in dict.fromkeys(shapes):
+      layers = _layers(n, k)
+      packed: dict[Any, Any] = {}
+      for m in options.rows:
+        base = None
+        for form in options.forms:
+          progress.set_postfix_str(f"{form} {m} x {n} x {k}")
+          row = _measure(form, m, layers, packed, options.repeats)
+          base = row["us"] if form == "bf16" else base
+          row["ratio_to_bf16"] = base / row["us"] if base else None
+          row["share_of_limit"] = max(
+            row["tb_per_s"] / found["tb_per_s"],
+            row["tflops"] / found["bf16_tflops"],
+          )
+          out.append(row)
+          progress.update()
+  return out
+
+
+def _layers(n, k):
+  """Random tensors of some layers, together more than the L2 cache holds."""
+  on_cpu = jax.default_backend() == "cpu"
+  count = 1 if on_cpu else max(2, round(2 * _L2_BYTES / (n * k * 9 / 16)))
+  return [_random_weight(layer, n, k) for layer in range(min(12, count))]
+
+
+def _random_weight(seed, n, k):
+  """An autofp6 tensor with 20% of its subgroups refined."""
+  rng = np.random.default_rng(seed)
+  keys = jax.random.split(jax.random.key(seed), 3)
+  groups = k // formats.GROUP
+  counts = rng.permutation(np.resize([0, 0, 1, 1, 2], groups))
+  mask = np.zeros((groups, formats.SUBGROUPS_PER_GROUP), bool)
+  for row, count in zip(mask, counts, strict=True):
+    row[rng.permutation(4)[:count]] = True
+  scale = jax.random.randint(keys[1], (n, groups), 0x18, 0x48)
+  return formats.QTensor(
+    codes=jax.random.bits(keys[0], (n, k // 2), jnp.uint8),
+    group_scale=scale.astype(jnp.uint8).view(jnp.float8_e4m3fn),
+    tensor_scale=jnp.asarray(0.01, jnp.float32),
+    refinement_mask=formats.pack_mask(jnp.asarray(mask.reshape(-1))),
+    offsets=jax.random.bits(keys[2], (n, int(counts.sum())), jnp.uint8),
+    format="autofp6",
+    decoding="exponent",
+    columns=k,
+  )
+
+
+def _measure(form, m, layers, packed, repeats):
+  n, k = layers[0].rows, layers[0].columns
+  x = jax.random.normal(jax.random.key(m), (m, k), jnp.float32)
+  if form == "bf16":
+    operand, run, weight, size = _bf16(x, layers, packed)
+    wanted = jnp.dot(x, formats.dequantize(layers[-1]).T, precision="highest")
+  else:
+    levels = np.resize({"nvfp4": 4, "autofp6": 6}.get(form, [4, 6]), m)
+    present = tuple(np.unique(levels).tolist())
+    operand = quantize_rows(x, jnp.asarray(levels, jnp.int32), present=present)
+    tensors = layers if form != "nvfp4" else [_plain(one) for one in layers]
+    key = (form == "nvfp4", m <= 16)
+    if key not in packed:
+      packed[key] = _pack(tensors, max_rows=16 if m <= 16 else 64)
+    weight, size = packed[key], tensors[0].nbytes
+    run = _apart(levels) if form == "sub-batches" else partial(_run, present)
+    wanted = _expected(operand, layers[-1], levels)
+  last = jax.jit(partial(run, layer=len(layers) - 1))
+  _check(form, last(operand, weight), wanted, (m, n, k))
+
+  @jax.jit
+  def every_layer(operand, weight):
+    return [run(operand, weight, layer) for layer in range(len(layers))]
+
+  us = _seconds(every_layer, repeats, operand, weight) / len(layers) * 1e6
+  return {
+    "form": form,
+    "implementation": "xla" if form == "bf16" else implementation(),
+    "m": m,
+    "n": n,
+    "k": k,
+    "us": us,
+    "tb_per_s": size / us / 1e6,
+    "tflops": 2 * m * n * k / us / 1e6,
+  }
+
+
+def _bf16(x, layers, packed):
+  if "bf16" not in packed:
+    packed["bf16"] = [
+      formats.dequantize(one).astype(jnp.bfloat16) for one in layers
+    ]
+
+  def dot(x, weights, layer):
+    # Layers lie apart: taking one of a stack would copy it.
+    return jnp.dot(x, weights[layer].T, preferred_element_type=jnp.float32)
+
+  size = 2 * layers[0].rows * layers[0].columns
+  return x.astype(jnp.bfloat16), dot, packed["bf16"], size
+
+
+def _run(present, rows, weight, layer):
+  layer = jnp.asarray(layer)
+  if implementation() == "mosaic_sm90":
+    return mosaic_sm90.extended_gemm(rows, weight, layer, present=present)
+  tile = PREFILL_ROW_TILE if len(rows.levels) > 8 else DECODE_ROW_TILE
+  return xla.extended_gemm(rows, weight, layer, present=present, row_tile=tile)
+
+
+def _apart(levels):
+  """Each level's rows in a product of their own."""
+  parts = {level: np.flatnonzero(levels == level) for level in (4, 6)}
+  parts = {level: part for level, part in parts.items() if len(part)}
+  order = np.argsort(np.concatenate(list(parts.values())))
+
+  def run(rows, weight, layer):
+    products = []
+    for level, part in parts.items():
+      some = jax.tree.map(lambda array, part=part: array[part], rows)
+      products.append(_run((level,), some, weight, layer))
+    return jnp.concatenate(products)[order]
+
+  return run
+
+
+def _plain(weight):
+  return dataclasses.replace(
+    weight, format="nvfp4", refinement_mask=None, offsets=None
+  )
+
+
+def _pack(tensors, max_rows):
+  if implementation() == "mosaic_sm90":
+    return prepack([[one] for one in tensors], max_rows=max_rows)
+  expanded = [expand([one]) for one in tensors]
+  return jax.tree.map(lambda *a: jnp.stack(a), *expanded)
+
+
+def _expected(rows, weight, levels):
+  """Float32 products, each row's at its level."""
+  a = rows.scaled(rows.values + rows.delta) * rows.tensor_scale
+  out = jnp.zeros((len(levels), weight.rows), jnp.float32)
+  for level in np.unique(levels).tolist():
+    w = formats.dequantize(weight, level)
+    product = jnp.dot(a, w.T, precision="highest")
+    out = jnp.where((levels == level)[:, None], product, out)
+  return out
+
+
+def _check(form, actual, wanted, shape):
+  error = float(jnp.max(jnp.abs(actual - wanted)) / jnp.max(jnp.abs(wanted)))
+  allowed = 2e-2 if form == "bf16" else 3e-5
+  if not error <= allowed:
+    m, n, k = shape
+    raise AutoematicError(
+      f"{form} of {m} x {n} x {k} is off by {error:.1e} of the largest result;"
+      f" {allowed:.0e} is allowed. It was not timed"
+    )
+
+
+def _seconds(run, repeats, *args) -> float:
+  """Median time of a call: of its kernels on a GPU, else by the clock."""
+  jax.block_until_ready(run(*args))
+  if jax.default_backend() == "gpu":
+    _, calls = profiler.measure(run, aggregate=False, iterations=repeats)(*args)
+    if repeats == 1:
+      calls = [calls]
+    return statistics.median(sum(ms for _, ms in call) for call in calls) / 1e3
+  times = []
+  for _ in range(repeats):
+    begin = time.perf_counter()
+    jax.block_until_ready(run(*args))
+    times.append(time.perf_counter() - begin)
+  return statistics.median(times)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+  """The rows as text."""
+  lines = [
+    f"{'form':>11} {'m':>5} {'n':>6} {'k':>6} {'us':>10} {'x bf16':>7}"
+    f" {'TB/s':>6} {'TFLOP/s':>8} {'of limit':>8}  run by"
+  ]
+  for row in rows:
+    ratio = row["ratio_to_bf16"]
+    lines.append(
+      f"{row['form']:>11} {row['m']:>5} {row['n']:>6} {row['k']:>6}"
+      f" {row['us']:>10.1f} {'' if ratio is None else f'{ratio:.2f}':>7}"
+      f" {row['tb_per_s']:>6.2f} {row['tflops']:>8.2f}"
+      f" {row['share_of_limit']:>8.0%}  {row['implementation']}"
+    )
+  return "\n".join(lines)
