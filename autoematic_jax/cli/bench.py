@@ -3,6 +3,7 @@
 import argparse
 
 import jax
+from tqdm import tqdm
 
 from autoematic_jax.cli import arguments
 from autoematic_jax.errors import AutoematicError
@@ -97,10 +98,13 @@ def _kernels(args):
     f"products by {kernels.implementation()}; limits here:"
     f" {limits['tb_per_s']:.2f} TB/s, {limits['bf16_tflops']:.1f} TFLOP/s"
   )
-  found = kernels.measure_all(options, limits)
-  print(kernels.table(found))
-  if args.json:
-    reports.write(args.json, found, limits=limits)
+  tqdm.write(kernels.HEADER)
+  found = []
+  for row in kernels.measure_all(options, limits):
+    found.append(row)
+    tqdm.write(kernels.line(row))
+    if args.json:
+      reports.write(args.json, found, limits=limits)
   return 0
 
 

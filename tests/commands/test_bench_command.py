@@ -90,3 +90,18 @@ def test_unknown_forms_and_shapes_are_named(run):
     run("bench", "kernels", "--forms", "fp7")
   with pytest.raises(AutoematicError, match="--rows 0"):
     run("bench", "kernels", "--rows", "0")
+
+
+def test_a_time_that_no_device_can_reach_is_taken_by_the_clock(
+  run, tmp_path, monkeypatch
+):
+  monkeypatch.setitem(kernels.SHAPES, "small", ((96, 64),))
+  monkeypatch.setattr(kernels, "_counts_kernels", lambda: True)
+  monkeypatch.setattr(kernels, "_seconds", lambda *_: 1e-12)
+  monkeypatch.setattr(kernels, "_clock", lambda *_: 1.0)
+  found = {"tb_per_s": 1.0, "bf16_tflops": 1.0}
+  monkeypatch.setattr(kernels, "limits", lambda: found)
+  report = tmp_path / "kernels.json"
+  run(*("bench", "kernels", "--rows", "3", "--forms", "bf16"), "--json", report)
+  (row,) = json.loads(report.read_text())["rows"]
+  assert (row["timed_by"], row["us"]) == ("clock", 1e6)
