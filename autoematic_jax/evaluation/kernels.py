@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.mosaic.gpu import profiler
 from tqdm import tqdm
 
 from autoematic_jax import formats
@@ -277,6 +276,9 @@ def _seconds(run, repeats, *args) -> float:
   """Median time of a call: of its kernels on a GPU, else by the clock."""
   if not _counts_kernels():
     return _clock(run, repeats, *args)
+  # Imports Mosaic, which a CPU does without.
+  from jax.experimental.mosaic.gpu import profiler
+
   # One by one: several iterations must run the same kernels, and which of
   # them a condition on the device starts is seen too late for that.
   measure = profiler.measure(run, aggregate=True)

@@ -44,6 +44,7 @@ from autoematic_jax.formats.qtensor import QTensor
 from autoematic_jax.formats.qtensor import decode_base
 from autoematic_jax.formats.qtensor import decode_offsets
 from autoematic_jax.formats.qtensor import dequantize
+from autoematic_jax.formats.qtensor import difference
 from autoematic_jax.formats.qtensor import mask_bits
 from autoematic_jax.formats.qtensor import refined_columns
 from autoematic_jax.formats.qtensor import validate_qtensor
@@ -84,6 +85,7 @@ __all__ = [
   "decode_e4m3",
   "decode_offsets",
   "dequantize",
+  "difference",
   "encode_e2m1",
   "encode_e2m3",
   "encode_e4m3",

@@ -157,6 +157,24 @@ def padded(columns: int) -> int:
   return -(-columns // packing.GROUP) * packing.GROUP
 
 
+def difference(a: QTensor, b: QTensor) -> str | None:
+  """Why two tensors cannot be stacked or joined, as `columns: 64 and 128`.
+
+  Their masks, outputs and scales may differ.
+
+  Args:
+    a: A tensor.
+    b: Another.
+
+  Returns:
+    None where format, decoding and columns agree.
+  """
+  for name in ("format", "decoding", "columns"):
+    if getattr(a, name) != getattr(b, name):
+      return f"{name}: {getattr(a, name)!r} and {getattr(b, name)!r}"
+  return None
+
+
 def with_room(q: QTensor) -> QTensor:
   """The same matrix, with offsets of 0 beyond those of its marked subgroups.
 

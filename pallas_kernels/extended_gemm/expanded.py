@@ -103,12 +103,11 @@ def expand(weights: Sequence[formats.QTensor]) -> ExpandedWeight:
   weights = [formats.with_room(weight) for weight in weights]
   first = weights[0]
   for other in weights[1:]:
-    for name in ("format", "decoding", "columns"):
-      if getattr(first, name) != getattr(other, name):
-        raise QTensorError(
-          f"tensors joined along their outputs differ in {name}:"
-          f" {getattr(first, name)!r} and {getattr(other, name)!r}"
-        )
+    differ = formats.difference(first, other)
+    if differ:
+      raise QTensorError(
+        f"tensors joined along their outputs differ in {differ}"
+      )
     if not np.array_equal(formats.mask_bits(first), formats.mask_bits(other)):
       raise QTensorError(
         "tensors joined along their outputs have different refinement masks"

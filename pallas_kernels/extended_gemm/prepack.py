@@ -107,12 +107,9 @@ def _check(layers, first):
           f"codes have shape {one.codes.shape}; give each layer's tensors"
           " by themselves, [N, K / 2]"
         )
-      for name in ("format", "decoding", "columns"):
-        if getattr(one, name) != getattr(first, name):
-          raise QTensorError(
-            f"tensors differ in {name}: {getattr(first, name)!r} and"
-            f" {getattr(one, name)!r} in layer {number}"
-          )
+      differ = formats.difference(first, one)
+      if differ:
+        raise QTensorError(f"tensors differ in {differ} in layer {number}")
       if not np.array_equal(
         formats.mask_bits(one), formats.mask_bits(layer[0])
       ):

@@ -36,20 +36,11 @@ def unpack_layer(
   values = _values(units[..., :128])
   if level >= 6 and weight.offsets is not None:
     offsets = lax.dynamic_index_in_dim(weight.offsets, layer, 0, keepdims=False)
-    delta = _eighths(weight, offsets, values.shape)
-    if weight.decoding == "exponent":
-      delta = delta * _exponent_step(values)
-    values = values + delta
+    d = _offsets(weight, offsets, values.shape)
+    values = values + formats.offset_delta(d, values, weight.decoding)
   values = values.reshape(-1, units.shape[1] * COLUMNS)
   scale = jnp.repeat(_scales(units[..., 128:]), formats.GROUP, axis=-1)
   return (values * scale)[: weight.rows].astype(jnp.float16)
-
-
-def _exponent_step(values):
-  """The spacing of E2M1 around a value, over that below 2."""
-  return jnp.where(
-    jnp.abs(values) >= 4, 4.0, jnp.where(jnp.abs(values) >= 2, 2.0, 1.0)
-  )
 
 
 def _values(words):
@@ -78,8 +69,8 @@ def _scales(words):
   return formats.decode_e4m3(scale).reshape(tiles * ROWS, steps * GROUPS)
 
 
-def _eighths(weight, offsets, shape):
-  """Offsets over 8, in the shape of `_values`."""
+def _offsets(weight, offsets, shape):
+  """Offsets d, in the shape of `_values`."""
   tiles, half, rows, steps, groups, _, _ = shape
   per_slice = steps // weight.slices
   raw = lax.bitcast_convert_type(offsets, jnp.uint8)
@@ -102,10 +93,11 @@ def _eighths(weight, offsets, shape):
     # Of n = 2 * pair + half.
     fields = fields.reshape(*part.shape[:-1], 2, 2, 2)
     fields = fields.transpose(0, 7, 3, 1, 2, 4, 5, 6, 8)
-    fields = fields.reshape(*fields.shape[:-2], 4).astype(jnp.float32)
+    fields = fields.reshape(*fields.shape[:-2], 4).astype(jnp.int32)
     missing = [(0, 0)] * fields.ndim
     missing[6] = (0, 4 - words)
-    out.append(jnp.pad((fields - 2) / 8, missing))
+    out.append(jnp.pad(fields - 2, missing))
   plain = per_slice - weight.doubles - weight.singles
-  out.append(jnp.zeros((tiles, half, rows, weight.slices, plain, groups, 4, 4)))
+  unrefined = (tiles, half, rows, weight.slices, plain, groups, 4, 4)
+  out.append(jnp.zeros(unrefined, jnp.int32))
   return jnp.concatenate(out, axis=4).reshape(shape)

@@ -139,12 +139,7 @@ def test_activations_are_exact_in_float16():
 @pytest.mark.parametrize("present", [(4,), (6,), (4, 6)])
 def test_many_rows_are_multiplied_by_xla_layer_by_layer(present):
   rng = np.random.default_rng(0)
-  layers = [
-    [
-      random_weight(rng, 24, 240, most=most),
-    ]
-    for most in (2, 0, 1)
-  ]
+  layers = [[random_weight(rng, 24, 240, most=most)] for most in (2, 0, 1)]
   weight = prepack(layers)
   x = jnp.asarray(rng.standard_normal((weight.max_rows + 5, 240)), jnp.float32)
   x = x.at[3].set(jnp.nan)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import UNIT_BYTES
+from autoematic_jax.pallas_kernels.extended_gemm.sm90 import decode
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import mlir
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import ptx
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.mlir import Value
@@ -63,6 +64,27 @@ class Body:
       size = tile.tiles * (128 * plan.doubles + 64 * plan.singles)
       index = mlir.add(mlir.mul(row, tile.slices), part)
       self.offset_source = mlir.offset(self.at["offsets"], index, size)
+
+  def load_unit(
+    self, units: Value, at: int, offsets: Value, offsets_at: int, kind: int
+  ) -> tuple[Sequence[Value], tuple[Value, Value], Value | None]:
+    """This lane's words, scales and offsets of one unit in shared memory.
+
+    Args:
+      units: Where this warp's units begin.
+      at: Bytes from there to the unit.
+      offsets: Where this warp's offsets begin.
+      offsets_at: Bytes from there to those of the unit.
+      kind: Refined words of the unit; where 0, it has no offsets.
+    """
+    words = ptx.load_shared4(mlir.add(units, mlir.shl(self.lane, 4)), at)
+    scale = ptx.load_shared16(mlir.add(units, mlir.shl(self.lane, 1)), at + 512)
+    scales = decode.decode_scales(scale)
+    if not kind:
+      return words, scales, None
+    load = ptx.load_shared if kind == 2 else ptx.load_shared16
+    own = mlir.add(offsets, mlir.shl(self.lane, kind))
+    return words, scales, load(own, offsets_at)
 
   def touch_row_scale(self) -> None:
     """The factors are wanted at the end; their latency passes meanwhile."""

@@ -23,8 +23,38 @@ def round_up(size: int, to: int) -> int:
   return -(-size // to) * to
 
 
+class _Cut:
+  """What follows from either way to cut a GEMM."""
+
+  tiles: int
+  row_warps: int
+  column_warps: int
+  splits: int
+  cluster: int
+
+  @property
+  def slices(self) -> int:
+    """Parts into which K is cut."""
+    return self.splits * self.column_warps
+
+  @property
+  def parts(self) -> int:
+    """Sums of each element that the kernel leaves."""
+    return self.splits // self.cluster
+
+  @property
+  def warps(self) -> int:
+    """Warps that multiply."""
+    return self.row_warps * self.column_warps
+
+  @property
+  def block_tiles(self) -> int:
+    """Tiles of 16 weight rows of a block."""
+    return self.tiles * self.row_warps
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StreamTile:
+class StreamTile(_Cut):
   """Products by mma.sync; rows of x pass through the ring with the weights.
 
   Attributes:
@@ -45,33 +75,13 @@ class StreamTile:
   cluster: int = 1
 
   @property
-  def slices(self) -> int:
-    """Parts into which K is cut."""
-    return self.splits * self.column_warps
-
-  @property
-  def parts(self) -> int:
-    """Sums of each element that the kernel leaves."""
-    return self.splits // self.cluster
-
-  @property
-  def warps(self) -> int:
-    """Warps that multiply."""
-    return self.row_warps * self.column_warps
-
-  @property
   def warpgroups(self) -> int:
     """Groups of four warps."""
     return -(-self.warps // 4)
 
-  @property
-  def block_tiles(self) -> int:
-    """Tiles of 16 weight rows of a block."""
-    return self.tiles * self.row_warps
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WgmmaTile:
+class WgmmaTile(_Cut):
   """Products by wgmma; one ring for a block, filled by a warp of its own.
 
   Attributes:
@@ -97,29 +107,9 @@ class WgmmaTile:
   column_warps = 1
 
   @property
-  def slices(self) -> int:
-    """Parts into which K is cut."""
-    return self.splits
-
-  @property
-  def parts(self) -> int:
-    """Sums of each element that the kernel leaves."""
-    return self.splits // self.cluster
-
-  @property
-  def warps(self) -> int:
-    """Warps that multiply."""
-    return self.row_warps
-
-  @property
   def warpgroups(self) -> int:
     """Groups of four warps, that of the copying warp included."""
     return self.row_warps // 4 + 1
-
-  @property
-  def block_tiles(self) -> int:
-    """Tiles of 16 weight rows of a block."""
-    return self.row_warps
 
 
 Tile = StreamTile | WgmmaTile

@@ -207,7 +207,11 @@ class StreamBody(Body):
     """16 rows by 64 columns: four mma for every fragment of x."""
     plan = self.plan
     mixed = plan.mode == "mixed"
-    words, scales, offsets = self._load_unit(source, t, kind)
+    own = mlir.add(source, mlir.mul(self.row_warp, plan.warp_bytes))
+    offsets_at = plan.tile.tiles * UNIT_BYTES + t * 64 * kind
+    words, scales, offsets = self.load_unit(
+      own, t * UNIT_BYTES, own, offsets_at, kind
+    )
     for kk in range(4):
       pairs = decode.decode_pairs(words[kk])
       # Each variant of the word and whether rows at 6 bits take it.
@@ -231,20 +235,3 @@ class StreamBody(Body):
     if not six:
       mask = mlir.sub(mlir.const(0xFFFFFFFF), mask)
     return [mlir.and_(word, mask) for word in b]
-
-  def _load_unit(self, source, t, kind):
-    """This lane's words, scales and offsets of tile t."""
-    source = mlir.add(source, mlir.mul(self.row_warp, self.plan.warp_bytes))
-    words = ptx.load_shared4(
-      mlir.add(source, mlir.shl(self.lane, 4)), t * UNIT_BYTES
-    )
-    scale = ptx.load_shared16(
-      mlir.add(source, mlir.shl(self.lane, 1)), t * UNIT_BYTES + 512
-    )
-    scales = decode.decode_scales(scale)
-    offsets = None
-    if kind:
-      load = ptx.load_shared if kind == 2 else ptx.load_shared16
-      at = self.plan.tile.tiles * UNIT_BYTES + t * 64 * kind
-      offsets = load(mlir.add(source, mlir.shl(self.lane, kind)), at)
-    return words, scales, offsets

@@ -146,7 +146,7 @@ class WgmmaBody(Body):
     ptx.barrier_wait(mlir.add(self.full, mlir.shl(slot, 3)), parity)
     descriptor = ptx.swizzled_descriptor(source)
     for step in range(steps):
-      loaded = self._load_unit(source, step, steps, kind)
+      loaded = self._load_step(source, step, steps, kind)
       words = ptx.wgmma_fence(self._decode_unit(*loaded, kind))
       for kk in range(4):
         shift = 2 * kk + step * (plan.x_step_bytes // 16)
@@ -163,19 +163,15 @@ class WgmmaBody(Body):
         mlir.when(done, partial(ptx.barrier_arrive, empty))
     return [*self.next_slot(slot, parity), *sums]
 
-  def _load_unit(self, source, step, steps, kind):
-    """This lane's words, scales and offsets of one step."""
-    units = mlir.add(source, mlir.mul(self.warp, steps * UNIT_BYTES))
-    at = self.units_at + step * UNIT_BYTES
-    words = ptx.load_shared4(mlir.add(units, mlir.shl(self.lane, 4)), at)
-    scale = ptx.load_shared16(mlir.add(units, mlir.shl(self.lane, 1)), at + 512)
-    offsets = None
-    if kind:
-      load = ptx.load_shared if kind == 2 else ptx.load_shared16
-      mine = mlir.add(source, mlir.mul(self.warp, steps * 64 * kind))
-      mine = mlir.add(mine, mlir.shl(self.lane, kind))
-      offsets = load(mine, self.offsets_at + step * 64 * kind)
-    return words, decode.decode_scales(scale), offsets
+  def _load_step(self, source, step, steps, kind):
+    """This lane's words, scales and offsets of one step of a slot."""
+    return self.load_unit(
+      mlir.add(source, mlir.mul(self.warp, steps * UNIT_BYTES)),
+      self.units_at + step * UNIT_BYTES,
+      mlir.add(source, mlir.mul(self.warp, steps * 64 * kind)),
+      self.offsets_at + step * 64 * kind,
+      kind,
+    )
 
   def _decode_unit(self, words, scales, offsets, kind):
     out = []
