@@ -1,25 +1,21 @@
 """The GEMM on a Hopper GPU, from weights in fragment order.
 
-Few rows run the decode kernels of `sm90`. More rows than those take run as a
-dot of float16 by XLA over the layer decoded to float16: exact as well, but it
-writes and reads the whole matrix once, at 2 bytes a weight.
+Few rows run the decode kernels of `sm90`, in turns where they are a few more
+than those take. For many rows the layer is decoded to float16 in device memory
+and multiplied by XLA: it is written and read once, at 2 bytes a weight.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.pallas_kernels.activation_quantization import QuantizedRows
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Mode
-from autoematic_jax.pallas_kernels.extended_gemm.sm90.rows import permute_rows
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.tiles import choose_tile
-from autoematic_jax.pallas_kernels.extended_gemm.unpack import unpack_layer
 
 
 def check_device() -> None:
@@ -50,7 +46,7 @@ def extended_gemm(
   """Rows at mixed levels against one layer of a stacked weight.
 
   A row's bits do not change with its neighbours nor with their number, as long
-  as that stays on one side of `weight.max_rows`.
+  as they are few enough for the decode kernels.
 
   Args:
     rows: Quantized activations.
@@ -62,60 +58,36 @@ def extended_gemm(
   Returns:
     `[M, N]` float32.
   """
+  # Imports Mosaic, which a CPU does without.
+  from autoematic_jax.pallas_kernels.extended_gemm.sm90 import launch
+
   # Exact: see the test over every element, offset and scale.
   x = rows.scaled(rows.values + rows.delta).astype(jnp.float16)
-  if x.shape[0] > weight.max_rows:
-    out = decode_and_dot(x, weight, layer, rows.levels, present)
-    out = out * rows.tensor_scale
-  else:
-    # Imports Mosaic, which a CPU does without.
-    from autoematic_jax.pallas_kernels.extended_gemm.sm90 import launch
-
-    mode = _mode(present)
-    out = launch.decode_gemm(
-      x,
-      weight,
-      rows.tensor_scale[:, 0],
-      rows.levels,
-      layer.reshape(1),
-      tile=choose_tile(weight, x.shape[0], mode),
-      mode=mode,
+  mode = _mode(present)
+  if x.shape[0] > weight.max_rows * _TURNS[mode]:
+    return launch.many_rows_gemm(
+      x, weight, rows.tensor_scale, rows.levels, layer, mode=mode
     )
-  return out * weight.tensor_scale[layer]
-
-
-def decode_and_dot(
-  x: Float[Array, "M K"],
-  weight: FragmentWeight,
-  layer: Int[Array, ""],
-  levels: Int[Array, "M"],
-  present: Sequence[int],
-) -> Float[Array, "M N"]:
-  """The product by XLA, for any number of rows and any device.
-
-  The weight is decoded once for each level that may occur; a level that no row
-  has costs nothing. Lacks the tensor scales of rows and weight.
-  """
-  x = permute_rows(x, weight.sources, layer.reshape(1))
-  shape = (x.shape[0], weight.rows)
-
-  def product(level):
-    w = unpack_layer(weight, layer, level)
-    # By default, float16 is multiplied exactly and added in float32.
-    return jnp.dot(x, w.T, preferred_element_type=jnp.float32)
-
-  if len(present) == 1:
-    return product(present[0])
-  out = jnp.zeros(shape, jnp.float32)
-  for level in present:
-    own = levels == level
-    dot = lax.cond(
-      jnp.any(own),
-      partial(product, level),
-      lambda: jnp.zeros(shape, jnp.float32),
+  out = []
+  for first in range(0, x.shape[0], weight.max_rows):
+    some = slice(first, first + weight.max_rows)
+    out.append(
+      launch.decode_gemm(
+        x[some],
+        weight,
+        rows.tensor_scale[some, 0],
+        rows.levels[some],
+        layer.reshape(1),
+        tile=choose_tile(weight, x[some].shape[0], mode),
+        mode=mode,
+      )
     )
-    out = jnp.where(own[:, None], dot, out)
-  return out
+  return jnp.concatenate(out)
+
+
+_TURNS = {"4": 8, "6": 4, "mixed": 2}
+"""How often a decode kernel may run, for rows beyond those it takes, before it
+is faster to decode the layer once and multiply all rows."""
 
 
 def _mode(present) -> Mode:

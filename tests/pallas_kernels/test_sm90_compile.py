@@ -14,7 +14,7 @@ import jax, jax.numpy as jnp
 from functools import partial
 from jax.experimental import topologies
 from autoematic_jax.pallas_kernels.extended_gemm import FragmentWeight
-from autoematic_jax.pallas_kernels.extended_gemm.sm90.launch import decode_gemm
+from autoematic_jax.pallas_kernels.extended_gemm.sm90 import launch
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import StreamTile
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import WgmmaTile
 
@@ -47,7 +47,7 @@ tile = {
   "alone": StreamTile(**stream | dict(tiles=1, row_warps=16, column_warps=1)),
   "wgmma": WgmmaTile(**wgmma, group=2),
   "wgmma cluster": WgmmaTile(**wgmma, group=4, cluster=2),
-}[kind]
+}[kind if kind != "unpack" else "stream"]
 n, steps, slices, side = 512, 8, tile.slices, tile.tiles
 blocks = n // (16 * side)
 weight = FragmentWeight(
@@ -62,14 +62,17 @@ weight = FragmentWeight(
   inputs=64 * steps * slices, rows=n, max_rows=64, tiles=side, slices=slices,
   doubles=0 if mode == "4" else 2, singles=0 if mode == "4" else 3,
 )
-args = (
-  array((m, 64 * steps * slices), jnp.float16), weight,
-  array((m,), jnp.float32), array((m,), jnp.int32), array((1,), jnp.int32),
-)
-run = jax.jit(partial(decode_gemm, tile=tile, mode=mode))
+x = array((m, 64 * steps * slices), jnp.float16)
+levels = array((m,), jnp.int32)
+if kind == "unpack":
+  run = partial(launch.many_rows_gemm, mode=mode)
+  scale, layer = array((m, 1), jnp.float32), array((), jnp.int32)
+else:
+  run = partial(launch.decode_gemm, tile=tile, mode=mode)
+  scale, layer = array((m,), jnp.float32), array((1,), jnp.int32)
 # Mosaic takes the architecture of the default device.
 with jax.default_device(device):
-  traced = run.trace(*args)
+  traced = jax.jit(run).trace(x, weight, scale, levels, layer)
   traced.lower(lowering_platforms=("cuda",)).compile()
 """
 
@@ -99,6 +102,9 @@ def missing():
     ("wgmma", "4", 64, "HGMMA"),
     ("wgmma", "6", 32, "HGMMA"),
     ("wgmma cluster", "6", 64, "HGMMA"),
+    ("unpack", "4", 300, "STG.E.128"),
+    ("unpack", "6", 300, "STG.E.128"),
+    ("unpack", "mixed", 300, "STG.E.64"),
   ],
 )
 def test_compiles_for_hopper(tmp_path, monkeypatch, kind, mode, m, instruction):

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from packed_weights import random_weight
+from unpacked_weights import unpack_layer
 
 from autoematic_jax import formats
 from autoematic_jax.errors import PrecisionError
@@ -12,6 +13,8 @@ from autoematic_jax.pallas_kernels.extended_gemm import extended_gemm
 from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
 from autoematic_jax.pallas_kernels.extended_gemm import prepack
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
+from autoematic_jax.pallas_kernels.extended_gemm.sm90 import decode
+from autoematic_jax.pallas_kernels.extended_gemm.sm90 import unpack
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Plan
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import StreamTile
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import WgmmaTile
@@ -136,12 +139,45 @@ def test_activations_are_exact_in_float16():
     np.testing.assert_array_equal(values.astype(np.float16), values)
 
 
+def emulated_unpack(weight, layer, *, mode):
+  """What the decoding kernel writes, from the order that its module states."""
+  plan = unpack.plan_of(weight, mode)
+  values = {
+    level: np.asarray(unpack_layer(weight, layer[0], level), np.float64)
+    for level in (4, 6)
+  }
+  values["delta"] = values[6] - values[4]
+
+  def words(level, steps, count):
+    """Some words of each group, of some steps of each slice."""
+    shape = (weight.rows, plan.slices, plan.steps, 4, 4, 4)
+    chosen = values[level].reshape(shape)[:, :, steps, :, count]
+    return chosen.reshape(weight.rows, plan.slices, -1)
+
+  base = values[4 if plan.mode == "mixed" else int(plan.mode)]
+  base = base.reshape(weight.rows, -1, 4, 2, 8).swapaxes(2, 3)
+  out = [base.reshape(weight.rows, -1)]
+  if plan.mode == "mixed":
+    ends = (plan.doubles, plan.doubles + plan.singles)
+    refined = [
+      words("delta", slice(0, ends[0]), slice(0, 2)),
+      words("delta", slice(*ends), slice(0, 1)),
+    ]
+    refined = np.concatenate(refined, axis=2)
+    out.append(refined.reshape(weight.rows, -1))
+  out = np.concatenate(out, axis=1)
+  assert out.shape == (weight.rows, plan.columns)
+  return jnp.asarray(out / decode.EPILOGUE, jnp.float16)
+
+
 @pytest.mark.parametrize("present", [(4,), (6,), (4, 6)])
-def test_many_rows_are_multiplied_by_xla_layer_by_layer(present):
+def test_many_rows_meet_base_and_offsets(monkeypatch, present):
+  monkeypatch.setattr(unpack, "unpack", emulated_unpack)
   rng = np.random.default_rng(0)
   layers = [[random_weight(rng, 24, 240, most=most)] for most in (2, 0, 1)]
   weight = prepack(layers)
-  x = jnp.asarray(rng.standard_normal((weight.max_rows + 5, 240)), jnp.float32)
+  x = rng.standard_normal((8 * weight.max_rows + 5, 240))
+  x = jnp.asarray(x, jnp.float32)
   x = x.at[3].set(jnp.nan)
   levels = np.resize(present, len(x)).astype(np.int32)
   for number, (layer,) in enumerate(layers):

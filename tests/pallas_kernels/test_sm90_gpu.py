@@ -89,7 +89,7 @@ def poison(m, n):
 
 
 @pytest.mark.parametrize("present", MIXES)
-@pytest.mark.parametrize("m", [1, 5, 16, 17, 64, 65])
+@pytest.mark.parametrize("m", [1, 5, 16, 17, 64, 65, 129])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_layer_at_every_mix_of_levels(shape, m, present):
   n, k = shape
@@ -104,7 +104,25 @@ def test_every_layer_at_every_mix_of_levels(shape, m, present):
     assert_right(out, expected(x, layer, levels, present))
 
 
-@pytest.mark.parametrize("m", [3, 16, 64])
+@pytest.mark.parametrize("present", MIXES)
+@pytest.mark.parametrize("max_rows", [16, 64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_many_rows_from_any_packing(shape, max_rows, present):
+  """So many that the layer is decoded before it is multiplied."""
+  n, k = shape
+  layers = stack(n, k)
+  weight = prepack(layers, max_rows=max_rows)
+  m = 520
+  x, levels = rows_of(m, k), np.resize(present, m).astype(np.int32)
+  for number, (layer,) in enumerate(layers):
+    poison(1, n * k // 16)
+    out = extended_gemm(
+      x, weight, levels, present=present, layer=jnp.asarray(number)
+    )
+    assert_right(out, expected(x, layer, levels, present))
+
+
+@pytest.mark.parametrize("m", [3, 16, 64, 200, 520])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_weights_without_offsets(shape, m):
   n, k = shape

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 from packed_weights import random_weight
+from unpacked_weights import unpack_layer
 
 from autoematic_jax import formats
 from autoematic_jax.errors import QTensorError
@@ -19,7 +20,6 @@ from autoematic_jax.pallas_kernels.extended_gemm.sm90 import decode
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import mlir
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import ptx
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.tiles import Packing
-from autoematic_jax.pallas_kernels.extended_gemm.unpack import unpack_layer
 
 
 def make(rng, n, k, fmt="autofp6", decoding="exponent", rho=0.2):

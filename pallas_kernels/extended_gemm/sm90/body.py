@@ -42,18 +42,21 @@ class Body:
     self.first_tile = mlir.mul(self.row_block, tile.block_tiles)
     self.active = mlir.less(self.warp, tile.warps)
     self.ring = mlir.add(self.shared, plan.ring_at)
+    self.layer = ptx.load_global(self.at["layer"])
+    self.weight_scale = mlir.offset(
+      self.at["weight_scale"], self.layer, 4 * plan.n
+    )
 
   def find_weights(self, row_warp: Value) -> None:
     """Sets `unit_source` and `offset_source`: where a warp's weights begin."""
     plan, tile = self.plan, self.plan.tile
-    layer = ptx.load_global(self.at["layer"])
     part = mlir.add(mlir.mul(self.split, tile.column_warps), self.column_warp)
     # Warps past the last copy nothing; their addresses stay in range.
     part = mlir.minimum(part, tile.slices - 1)
     # The last block may have rows past N: it reads others and writes nothing.
     row = mlir.add(mlir.mul(self.row_block, tile.row_warps), row_warp)
     row = mlir.minimum(row, plan.row_blocks - 1)
-    row = mlir.add(mlir.mul(layer, plan.row_blocks), row)
+    row = mlir.add(mlir.mul(self.layer, plan.row_blocks), row)
     step = mlir.add(
       mlir.mul(row, plan.steps * tile.slices), mlir.mul(part, plan.steps)
     )

@@ -55,6 +55,23 @@ def refine_pairs(
   Returns:
     The refined pairs.
   """
+  factors = _factors(pairs, offsets, word, exponent)
+  return [
+    ptx.fma_half2(eighths, step, pair)
+    for (eighths, step), pair in zip(factors, pairs, strict=True)
+  ]
+
+
+def offset_pairs(
+  pairs: Sequence[Bits], offsets: Bits, word: int, exponent: bool
+) -> list[Bits]:
+  """What `refine_pairs` adds to its pairs."""
+  factors = _factors(pairs, offsets, word, exponent)
+  return [ptx.mul_half2(eighths, step) for eighths, step in factors]
+
+
+def _factors(pairs, offsets, word, exponent):
+  """For each pair `d / 8` and the step, times 2^-14, that it multiplies."""
   spread = ptx.permute(offsets, 0, 0x4140 if word == 0 else 0x4342)
   out = []
   for n, pair in enumerate(pairs):
@@ -66,7 +83,7 @@ def refine_pairs(
     step = mlir.const(0x04000400)
     if exponent:
       step = ptx.max_half2(mlir.and_(pair, 0x0C000C00), step)
-    out.append(ptx.fma_half2(eighths, step, pair))
+    out.append((eighths, step))
   return out
 
 

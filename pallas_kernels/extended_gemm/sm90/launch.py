@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
+from autoematic_jax.pallas_kernels.extended_gemm.sm90 import unpack
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.decode import EPILOGUE
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Mode
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Plan
@@ -31,8 +32,6 @@ def decode_gemm(
   mode: Mode,
 ) -> Float[Array, "M N"]:
   """Rows of x, each at its level, against one layer of a stacked weight.
-
-  The result lacks the weight's tensor scale.
 
   Args:
     x: float16 rows, quantized and multiplied by their group scales.
@@ -58,7 +57,7 @@ def decode_gemm(
   rows = x.shape[0]
   refined = weight.offsets is not None
   if refined:
-    x = permute_rows(x, weight.sources, layer)
+    x = permute_rows(x, weight.sources[layer[0]])
   plan = Plan(
     m=rows,
     n=weight.rows,
@@ -79,6 +78,7 @@ def decode_gemm(
     "row_scale": row_scale,
     "levels": levels,
     "layer": layer,
+    "weight_scale": weight.tensor_scale,
   }
   if weight.offsets is not None:
     operands["offsets"] = weight.offsets
@@ -91,7 +91,44 @@ def decode_gemm(
     for part in out[1:]:
       total = total + part
     out = total * (row_scale[:, None] * EPILOGUE)
+    out = out * weight.tensor_scale[layer[0]]
   return out
+
+
+def many_rows_gemm(
+  x: Float[Array, "M K"],
+  weight: FragmentWeight,
+  row_scale: Float[Array, "M 1"],
+  levels: Int[Array, "M"],
+  layer: Int[Array, ""],
+  *,
+  mode: Mode,
+) -> Float[Array, "M N"]:
+  """The same for any number of rows, over the layer decoded to float16.
+
+  Rows at two levels meet the base and, behind it, the offsets: of x, rows at 4
+  bits have zeros there.
+
+  Args:
+    x: float16 rows, quantized and multiplied by their group scales.
+    weight: Stacked weights in fragment order, however they are cut.
+    row_scale: What each row of the result is multiplied by.
+    levels: 4 or 6 for each row.
+    layer: Which layer.
+    mode: Which levels occur.
+
+  Returns:
+    `[M, N]` float32.
+  """
+  plan = unpack.plan_of(weight, mode)
+  w = unpack.unpack(weight, layer.reshape(1), mode=mode)
+  x = permute_rows(x, unpack.column_sources(plan, weight.sources[layer]))
+  if plan.mode == "mixed":
+    base = jnp.arange(plan.columns) < plan.base_columns
+    x = jnp.where(base | (levels[:, None] >= 6), x, jnp.float16(0))
+  # By default, float16 is multiplied exactly and added in float32.
+  out = jnp.dot(x, w.T, preferred_element_type=jnp.float32)
+  return out * (row_scale * EPILOGUE) * weight.tensor_scale[layer]
 
 
 def _launch(plan, operands, out_type):

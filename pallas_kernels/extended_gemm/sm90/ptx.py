@@ -26,6 +26,42 @@ def load_global(address: Value) -> Value:
   return asm("ld.global.nc.b32 $0, [$1];", i32(), address)
 
 
+def load_global16(address: Value) -> Value:
+  """2 bytes that no kernel writes meanwhile, zero-extended."""
+  return asm("ld.global.nc.u16 $0, [$1];", i32(), address)
+
+
+def load_global4(address: Value) -> tuple[Value, ...]:
+  """16 bytes that no kernel writes meanwhile."""
+  return asm(
+    "ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];",
+    [i32()] * 4,
+    address,
+  )
+
+
+def store_global2(address: Value, values: Sequence[Value], at: int = 0) -> None:
+  """8 bytes to device memory."""
+  asm(
+    f"st.global.v2.b32 [$0+{at}], {{$1, $2}};",
+    None,
+    address,
+    *values,
+    volatile=True,
+  )
+
+
+def store_global4(address: Value, values: Sequence[Value], at: int = 0) -> None:
+  """16 bytes to device memory."""
+  asm(
+    f"st.global.v4.b32 [$0+{at}], {{$1, $2, $3, $4}};",
+    None,
+    address,
+    *values,
+    volatile=True,
+  )
+
+
 def load_global_f32(address: Value) -> Value:
   """A float32 that no kernel writes meanwhile."""
   return asm("ld.global.nc.f32 $0, [$1];", f32(), address)

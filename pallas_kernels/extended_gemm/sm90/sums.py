@@ -161,10 +161,16 @@ def _store_row(body, m, first_row, values):
   line = mlir.offset(body.at["out"], at, 4 * plan.n)
   for half, value in enumerate(values):
     n = mlir.add(first_row, 8 * half)
-    if factor is not None:
-      value = mlir.mul_f32(value, factor)
-    store = partial(ptx.store_global_f32, mlir.offset(line, n, 4), value)
+    store = partial(_store_one, body, line, n, value, factor)
     if plan.n % (ROWS * tile.block_tiles):
       mlir.when(mlir.less(n, plan.n), store)
     else:
       store()
+
+
+def _store_one(body, line, n, value, factor):
+  if factor is not None:
+    scale = mlir.offset(body.weight_scale, n, 4)
+    value = mlir.mul_f32(value, factor)
+    value = mlir.mul_f32(value, ptx.load_global_f32(scale))
+  ptx.store_global_f32(mlir.offset(line, n, 4), value)
