@@ -90,9 +90,10 @@ class LanguageModel:
     """The same model under another policy.
 
     Raises:
-      PrecisionError: The policy asks for levels that are not stored.
+      PrecisionError: The policy asks for levels that are not stored, or has
+        floors for another number of layers.
     """
-    _check_policy(policy, self.levels, self.format)
+    _check_policy(policy, self.levels, self.format, self.config)
     return dataclasses.replace(self, policy=policy)
 
 
@@ -121,12 +122,13 @@ def load(
 
   Raises:
     CheckpointError: The directory is not a whole, unaltered checkpoint.
-    PrecisionError: The policy asks for levels that are not stored.
+    PrecisionError: The policy asks for levels that are not stored, or has
+      floors for another number of layers.
   """
   checkpoint = load_checkpoint(Path(path))
   levels = () if dense else tuple(checkpoint.levels)
   policy = policy or _stored_policy(checkpoint, levels)
-  _check_policy(policy, levels, checkpoint.format)
+  _check_policy(policy, levels, checkpoint.format, checkpoint.config)
   dtype = _dense_dtype(checkpoint, compute_dtype)
   activation = activation or ActivationConfig()
   decoder = build_decoder(
@@ -164,11 +166,17 @@ def _layers(checkpoint, dense) -> Iterator[Tensors]:
     yield tensors
 
 
-def _check_policy(policy, levels, name):
+def _check_policy(policy, levels, name, config):
   if levels and not set(policy.levels) <= set(levels):
     raise PrecisionError(
       f"the policy's levels {policy.levels} are not all held by this"
       f" {name} checkpoint, which offers {levels}"
+    )
+  floors = len(policy.layer_floors)
+  if floors not in (0, config.num_layers):
+    raise PrecisionError(
+      f"the policy's layer_floors are for {floors} layers; this model has"
+      f" {config.num_layers}"
     )
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from autoematic_jax.errors import PrecisionError
+from autoematic_jax.signals import REDUCTIONS
 from autoematic_jax.signals import Reduction
 
 KNOWN_LEVELS = (2, 4, 6, 8)
@@ -42,7 +43,8 @@ class PolicyConfig:
     min_stats: Values that the statistics need before a decode rule fires.
     decode_initial_level: Bits of the first layer of each decode step; where
       `levels` lacks it, the next higher level, else the highest.
-    high_entropy_level: The same of a high-entropy step, where it is higher.
+    high_entropy_level: Bits at which a high-entropy step starts and below
+      which it does not go, where that is higher.
     kv_min_level: Bits that keys and values are kept at, where the layer's
       level is lower.
     entropy_top_k: Tokens that the entropy looks at.
@@ -50,13 +52,16 @@ class PolicyConfig:
     reduction: How a prefill's activity is reduced over tokens.
     stats_scope: `sequence` keeps decode statistics over all steps, `step`
       starts them anew at each.
+    layer_floors: Bits below which each layer never runs, such as what
+      `autoematic profile` measured; empty where no layer has a floor. Where
+      `levels` lacks one, the next higher level, else the highest.
   """
 
   levels: tuple[int, ...] = (2, 4, 6)
   prefill_run: int = 2
   alpha: int = 4
   beta: int = 2
-  tau: float = 0.10
+  tau: float = 0.05
   lambda_prefill: float = 1.0
   lambda_decode: float = 0.7
   spike_sigmas: float = 3.0
@@ -68,12 +73,14 @@ class PolicyConfig:
   kv_min_level: int = 6
   entropy_top_k: int = 10
   epsilon: float = 1e-6
-  reduction: Reduction = "frobenius"
+  reduction: Reduction = "token_median"
   stats_scope: str = "sequence"
+  layer_floors: tuple[int, ...] = ()
 
   def __post_init__(self):
     levels = tuple(self.levels)
     object.__setattr__(self, "levels", levels)
+    object.__setattr__(self, "layer_floors", tuple(self.layer_floors))
     ascending = list(levels) == sorted(set(levels))
     if not levels or not ascending or not set(levels) <= set(KNOWN_LEVELS):
       raise PrecisionError(
@@ -90,8 +97,9 @@ class PolicyConfig:
     for name in ("decode_initial_level", "high_entropy_level", "kv_min_level"):
       known = getattr(self, name) in KNOWN_LEVELS
       self._need(name, known, f"one of {KNOWN_LEVELS}")
-    reductions = ("frobenius", "token_mean")
-    self._need("reduction", self.reduction in reductions, f"in {reductions}")
+    known = set(self.layer_floors) <= set(KNOWN_LEVELS)
+    self._need("layer_floors", known, f"out of {KNOWN_LEVELS}")
+    self._need("reduction", self.reduction in REDUCTIONS, f"in {REDUCTIONS}")
     scopes = ("sequence", "step")
     self._need("stats_scope", self.stats_scope in scopes, f"in {scopes}")
 
@@ -116,7 +124,10 @@ class PolicyConfig:
 
   def to_dict(self) -> dict[str, Any]:
     """A JSON-ready dict that `from_dict` reads back."""
-    return {**dataclasses.asdict(self), "levels": list(self.levels)}
+    lists = {
+      name: list(getattr(self, name)) for name in ("levels", "layer_floors")
+    }
+    return {**dataclasses.asdict(self), **lists}
 
   @classmethod
   def from_dict(cls, data: dict[str, Any]) -> "PolicyConfig":
@@ -131,12 +142,12 @@ class PolicyConfig:
       raise PrecisionError(
         f"policy has unknown keys {unknown}; known: {sorted(known)}"
       )
-    if "levels" in data:
-      data = {**data, "levels": tuple(data["levels"])}
     return cls(**data)
 
 
-PAPER = PolicyConfig(high_entropy_level=2, kv_min_level=2)
+PAPER = PolicyConfig(
+  high_entropy_level=2, kv_min_level=2, reduction="frobenius", tau=0.1
+)
 """All decode steps start alike; keys and values are at their layer's level."""
 
 
@@ -220,9 +231,19 @@ def start_step(
   )
 
 
-def level_bits(config: PolicyConfig, state: PolicyState) -> Int[Array, "B"]:
-  """Nominal bits of the layer about to run."""
-  return jnp.asarray(config.levels, jnp.int32)[state.level]
+def level_bits(
+  config: PolicyConfig, state: PolicyState, layer: Int[Array, ""] | int
+) -> Int[Array, "B"]:
+  """Nominal bits of the layer about to run.
+
+  A layer's floor raises what it runs at and leaves the state alone: the layer
+  after it runs at what the signals ask for.
+  """
+  bits = jnp.asarray(config.levels, jnp.int32)[state.level]
+  if not config.layer_floors:
+    return bits
+  floors = [config.levels[config._index(bits)] for bits in config.layer_floors]
+  return jnp.maximum(bits, jnp.asarray(floors, jnp.int32)[layer])
 
 
 def update_prefill(
@@ -242,7 +263,9 @@ def update_prefill(
   enough = state.count >= max(config.spike_min_layers, 1)
   spike = enough & (metric > state.mean + config.spike_sigmas * sigma)
   lower = raise_ = jnp.full_like(state.run, config.prefill_run)
-  followed = _follow_run(config, state, metric, lower, raise_, state.spiked)
+  followed = _follow_run(
+    config, state, metric, lower, raise_, state.spiked, lowest=0
+  )
   counted = (layer >= config.skip_layers) & ~jnp.isnan(metric)
   followed = dataclasses.replace(
     _observe(followed, metric), spiked=state.spiked | spike
@@ -266,12 +289,17 @@ def update_decode(
   lower = jnp.where(high, config.alpha, config.beta)
   raise_ = jnp.where(high, config.beta, config.alpha)
   ready = state.count >= config.min_stats
-  followed = _follow_run(config, state, metric, lower, raise_, ready)
+  lowest = jnp.where(high, config._index(config.high_entropy_level), 0)
+  followed = _follow_run(
+    config, state, metric, lower, raise_, ready, lowest=lowest
+  )
   counted = (layer >= config.skip_layers) & ~jnp.isnan(metric)
   return _select(counted, _observe(followed, metric), state)
 
 
-def _follow_run(config, state, metric, lower_after, raise_after, ready):
+def _follow_run(
+  config, state, metric, lower_after, raise_after, ready, *, lowest
+):
   """Extends or starts a run; a long enough one changes the level and ends.
 
   Args:
@@ -281,6 +309,7 @@ def _follow_run(config, state, metric, lower_after, raise_after, ready):
     lower_after: Length of a run below the mean that lowers.
     raise_after: Length of a run above the mean that raises.
     ready: Where rules apply; elsewhere no run is kept.
+    lowest: Index of the level below which none falls.
 
   Returns:
     The state with level, side and run of the next layer.
@@ -291,7 +320,7 @@ def _follow_run(config, state, metric, lower_after, raise_after, ready):
   run = jnp.where(side == 0, 0, run)
   wanted = jnp.where(side > 0, raise_after, lower_after)
   fires = (side != 0) & (run >= wanted)
-  level = jnp.clip(state.level + side, 0, len(config.levels) - 1)
+  level = jnp.clip(state.level + side, lowest, len(config.levels) - 1)
   return dataclasses.replace(
     state,
     level=jnp.where(fires, level, state.level),

@@ -1,6 +1,6 @@
 """The two signals that the policy reads off a running model (paper 3.1)."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ from jaxtyping import Array, Bool, Float
 from autoematic_jax.arithmetic import ordered_sum
 from autoematic_jax.arithmetic import softmax
 
-Reduction = Literal["frobenius", "token_mean"]
+Reduction = Literal["frobenius", "token_mean", "token_median"]
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 
 def layer_update_activity(
@@ -29,7 +30,10 @@ def layer_update_activity(
     token_mask: The request's own tokens of this pass; padding comes last and
       adds exact zeros.
     reduction: `frobenius` takes the norms over all tokens together,
-      `token_mean` the mean of the tokens' own ratios.
+      `token_mean` and `token_median` the mean and the median (of an even
+      number, the lower of the middle two) of the tokens' own ratios. The first
+      two follow single tokens, such as one that a layer blows up; the median
+      does not.
     epsilon: Added to the norm of `before`.
 
   Returns:
@@ -38,10 +42,15 @@ def layer_update_activity(
   before = before.astype(jnp.float32)
   change = ordered_sum(jnp.square(after.astype(jnp.float32) - before))
   size = ordered_sum(jnp.square(before))
-  if reduction == "token_mean":
+  if reduction != "frobenius":
     ratio = jnp.sqrt(change) / (jnp.sqrt(size) + epsilon)
     count = jnp.maximum(jnp.sum(token_mask, axis=1), 1)
-    return ordered_sum(jnp.where(token_mask, ratio, 0.0)) / count
+    if reduction == "token_mean":
+      return ordered_sum(jnp.where(token_mask, ratio, 0.0)) / count
+    # Padding comes last, where NaN goes as well.
+    ordered = jnp.sort(jnp.where(token_mask, ratio, jnp.nan), axis=1)
+    middle = (count - 1) // 2
+    return jnp.take_along_axis(ordered, middle[:, None], axis=1)[:, 0]
   change = ordered_sum(jnp.where(token_mask, change, 0.0))
   size = ordered_sum(jnp.where(token_mask, size, 0.0))
   return jnp.sqrt(change) / (jnp.sqrt(size) + epsilon)

@@ -276,7 +276,7 @@ class Decoder(nnx.Module):
       hidden, cache, policy = carry
       layer, forced_bits = inputs
       adaptive = forced_bits == ADAPTIVE
-      bits = policy_lib.level_bits(policy_config, policy)
+      bits = policy_lib.level_bits(policy_config, policy, layer)
       bits = jnp.where(adaptive, bits, forced_bits)
       kept = jnp.maximum(bits, policy_config.kv_min_level)
       kv_bits = jnp.where(adaptive, kept, bits)

@@ -102,7 +102,7 @@ class ConvertOptions:
     """
     if not self.offered_levels:
       return None
-    fields = {"levels": self.offered_levels, **(self.policy or {})}
+    fields = {"levels": self._default_levels(), **(self.policy or {})}
     config = PolicyConfig.from_dict(fields)
     if not set(config.levels) <= set(self.offered_levels):
       raise PrecisionError(
@@ -110,6 +110,14 @@ class ConvertOptions:
         f" checkpoint, which offers {self.offered_levels}"
       )
     return config.to_dict()
+
+  def _default_levels(self):
+    """What is offered, 2 bits left out where there are others.
+
+    Few models bear them, and only `autoematic profile` can tell which.
+    """
+    levels = self.offered_levels
+    return tuple(level for level in levels if level > 2) or levels
 
 
 def _one_of(name, value, known):

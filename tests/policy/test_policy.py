@@ -28,7 +28,7 @@ def prefill_trace(config, activity):
 
   def body(state, inputs):
     row, layer = inputs
-    bits = policy_lib.level_bits(config, state)
+    bits = policy_lib.level_bits(config, state, layer)
     return policy_lib.update_prefill(config, state, row, layer), bits
 
   state = policy_lib.start_prefill(config, activity.shape[1])
@@ -42,7 +42,7 @@ def decode_trace(config, activity, entropy):
 
   def body(state, inputs):
     row, layer = inputs
-    bits = policy_lib.level_bits(config, state)
+    bits = policy_lib.level_bits(config, state, layer)
     return policy_lib.update_decode(config, state, row, layer), bits
 
   def step(state, inputs):
@@ -67,6 +67,7 @@ class Restated:
     self.config = config
     self.values = []
     self.margin = math.inf
+    self.lowest = 0
 
   def _side(self, metric):
     mean = sum(self.values) / len(self.values)
@@ -79,7 +80,7 @@ class Restated:
     self.side = side
     if self.run >= (raise_ if side > 0 else lower):
       top = len(self.config.levels) - 1
-      self.level = min(max(self.level + side, 0), top)
+      self.level = min(max(self.level + side, self.lowest), top)
       self.side = self.run = 0
 
   def prefill(self, activities):
@@ -108,10 +109,12 @@ class Restated:
       self.level, self.side, self.run = config.initial_index, 0, 0
       self.margin = min(self.margin, abs(entropy - config.tau))
       lower, raise_ = config.beta, config.alpha
+      self.lowest = 0
       if entropy >= config.tau:
         lower, raise_ = config.alpha, config.beta
-        if config.high_entropy_level > config.decode_initial_level:
-          self.level = len(config.levels) - 1
+        below = [b for b in config.levels if b < config.high_entropy_level]
+        self.lowest = min(len(below), len(config.levels) - 1)
+        self.level = max(self.level, self.lowest)
       trace = []
       for layer, activity in enumerate(activities):
         trace.append(config.levels[self.level])
@@ -151,7 +154,7 @@ configs = st.builds(
   spike_min_layers=st.integers(1, 4),
   spike_sigmas=st.sampled_from([0.5, 1.0, 3.0]),
   stats_scope=st.sampled_from(["sequence", "step"]),
-  high_entropy_level=st.sampled_from([2, 8]),
+  high_entropy_level=st.sampled_from([2, 6, 8]),
 )
 
 
@@ -208,7 +211,7 @@ def test_decode_starts_at_the_nearest_level_that_is_there():
   for levels, start in (((2, 4, 6), 4), ((6, 8), 6), ((2,), 2), ((4, 8), 4)):
     config = PolicyConfig(levels=levels)
     state = policy_lib.start_decode(config, 1)
-    assert policy_lib.level_bits(config, state).tolist() == [start]
+    assert policy_lib.level_bits(config, state, 0).tolist() == [start]
 
 
 def test_steps_after_an_uncertain_token_may_start_higher():
@@ -224,12 +227,39 @@ def test_steps_after_an_uncertain_token_may_start_higher():
     state = policy_lib.start_step(
       config, policy_lib.start_decode(config, 3), entropy
     )
-    assert policy_lib.level_bits(config, state).tolist() == starts
+    assert policy_lib.level_bits(config, state, 0).tolist() == starts
+
+
+def test_high_entropy_steps_do_not_fall_below_their_level():
+  """Activities below the mean lower a layer, but no further than that."""
+  falling = np.linspace(1.0, 0.1, 20, dtype=np.float32)[None, :, None]
+  for entropy, least in ((0.01, 2), (0.9, 4)):
+    config = PolicyConfig(high_entropy_level=4, alpha=1, beta=1)
+    levels = decode_trace(config, falling, np.full((1, 1), entropy, np.float32))
+    assert levels.min() == least
+
+
+def test_a_layer_does_not_run_below_its_floor():
+  rng = np.random.default_rng(0)
+  activity = rng.lognormal(0, 1, (3, 8, 2)).astype(np.float32)
+  entropy = rng.uniform(0, 0.3, (3, 2)).astype(np.float32)
+  config = dataclasses.replace(PAPER, alpha=1, beta=1)
+  free = decode_trace(config, activity, entropy)
+  floors = (2, 4, 6, 8, 2, 4, 6, 2)
+  config = dataclasses.replace(config, layer_floors=floors)
+  bound = decode_trace(config, activity, entropy)
+  # The signals' own level stays as it was; 8 bits are not offered.
+  least = np.minimum(np.asarray(floors)[None, :, None], 6)
+  np.testing.assert_array_equal(bound, np.maximum(free, least))
+  assert (bound > free).any()
+  prefill = prefill_trace(config, activity[0])
+  assert (prefill >= least[0]).all()
 
 
 @pytest.mark.parametrize(
   ("field", "value"),
   [
+    ("layer_floors", (4, 5)),
     ("levels", (6, 4)),
     ("levels", (3, 4)),
     ("levels", ()),
@@ -249,7 +279,7 @@ def test_nonsense_is_refused_by_name(field, value):
 
 
 def test_config_round_trips_and_refuses_unknown_keys():
-  config = PolicyConfig(levels=(4, 6), tau=0.2)
+  config = PolicyConfig(levels=(4, 6), tau=0.2, layer_floors=(4, 6, 4))
   data = json.loads(json.dumps(config.to_dict()))
   assert PolicyConfig.from_dict(data) == config
   with pytest.raises(PrecisionError, match="lambda_x"):

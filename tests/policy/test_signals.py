@@ -27,7 +27,7 @@ def test_entropy_edges():
   assert found[1] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("reduction", ["frobenius", "token_mean"])
+@pytest.mark.parametrize("reduction", signals.REDUCTIONS)
 def test_activity_matches_float64_and_ignores_padding(reduction):
   rng = np.random.default_rng(0)
   before = rng.standard_normal((2, 9, 16)).astype(np.float32)
@@ -45,7 +45,10 @@ def test_activity_matches_float64_and_ignores_padding(reduction):
     b = after[request, :length].astype(np.float64)
     axes = None if reduction == "frobenius" else 1
     change = np.sqrt(np.square(b - a).sum(axes))
-    expected = np.mean(change / (np.sqrt(np.square(a).sum(axes)) + 1e-6))
+    ratios = np.sort(change / (np.sqrt(np.square(a).sum(axes)) + 1e-6), None)
+    expected = ratios.mean()
+    if reduction == "token_median":
+      expected = ratios[(length - 1) // 2]
     assert float(found[request]) == pytest.approx(expected, rel=1e-5)
   short = signals.layer_update_activity(
     jnp.asarray(before[1:, :4]),
@@ -55,3 +58,26 @@ def test_activity_matches_float64_and_ignores_padding(reduction):
     epsilon=1e-6,
   )
   assert float(short[0]) == float(found[1])
+
+
+def test_one_token_moves_every_reduction_but_the_median():
+  before = np.ones((1, 7, 16), np.float32)
+  after = np.float32(1.5) * before
+  blown = after.copy()
+  blown[0, 0] = 1e4
+  found = {}
+  for reduction in signals.REDUCTIONS:
+    found[reduction] = [
+      float(
+        signals.layer_update_activity(
+          jnp.asarray(before),
+          jnp.asarray(array),
+          jnp.ones((1, 7), bool),
+          reduction=reduction,
+        )[0]
+      )
+      for array in (after, blown)
+    ]
+  for reduction in ("frobenius", "token_mean"):
+    assert found[reduction][1] > 1000 * found[reduction][0]
+  assert found["token_median"][1] == found["token_median"][0]

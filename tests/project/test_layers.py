@@ -57,7 +57,7 @@ MAY_IMPORT = {
   "kv_codecs": {"arithmetic", "bfloat16", "formats"},
   "kv_cache": {"formats", "kv_codecs"},
   "models": NUMERICS | CONTROL | CACHE | {"files"},
-  "checkpoints": NUMERICS | {"models", "policy", "tokenizer"},
+  "checkpoints": NUMERICS | {"files", "models", "policy", "tokenizer"},
   "tokenizer": set(),
   "sampling": {"arithmetic"},
   **dict.fromkeys(

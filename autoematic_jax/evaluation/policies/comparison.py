@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from autoematic_jax.evaluation import teacher_forcing
-from autoematic_jax.evaluation import text_scores
 from autoematic_jax.evaluation.journal import Journal
 from autoematic_jax.evaluation.journal import Record
 from autoematic_jax.evaluation.policies import contestants
 from autoematic_jax.evaluation.policies import scores
+from autoematic_jax.evaluation.policies import sensitivity
 from autoematic_jax.evaluation.policies.contestants import Contestant
 from autoematic_jax.evaluation.policies.passes import Session
 from autoematic_jax.evaluation.policies.passes import capacity_of
@@ -72,9 +70,10 @@ def measure(
   others = [contestants.random(policy, shares, seed)]
   if windows is not None:
     bits = scores.summary(rows, found["adaptive"])["execution_bits"]
-    levels = contestants.assign(
-      policy.levels, sensitivity(comparison, windows), bits
+    costs = sensitivity.measure(
+      comparison.judged, comparison.baseline, windows, comparison.journal
     )
+    levels = contestants.assign(policy.levels, costs, bits)
     others.append(contestants.static(policy, levels))
   found |= _run(comparison, others)
   signals = [
@@ -139,65 +138,3 @@ def _follow(comparison, entrant, index, row, targets):
     "activity": [np.asarray(output.activity).tolist() for output in outputs],
     "entropy": [float(output.entropy) for output in outputs],
   }
-
-
-def sensitivity(comparison: Comparison, windows: np.ndarray) -> np.ndarray:
-  """What each level of each layer costs while all others run at the highest.
-
-  Args:
-    comparison: Models; the journal remembers finished values.
-    windows: `[W, T]` token ids of a text.
-
-  Returns:
-    `[N, L]` mean KL divergence from full precision on the text, nats, for the
-    N levels of the policy; the last row is that of all layers at the highest.
-  """
-  levels = comparison.judged.policy.levels
-  layers = comparison.judged.config.num_layers
-  highest = levels[-1]
-  costs = np.empty((len(levels), layers))
-  target = _text_targets(comparison, windows)
-  plan = [(len(levels) - 1, 0)]
-  plan += [
-    (n, layer) for n in range(len(levels) - 1) for layer in range(layers)
-  ]
-  for n, layer in tqdm(plan, desc="sensitivity", unit="layer"):
-    key = ("sensitivity", levels[n], layer)
-    record = comparison.journal.find(*key)
-    if record is None:
-      forced = np.full((layers,), highest, np.int32)
-      forced[layer] = levels[n]
-      record = {"kl": _mean_divergence(comparison, windows, forced, target)}
-      comparison.journal.add(*key, record=record)
-    costs[n, layer] = record["kl"]
-  costs[-1] = costs[-1, 0]
-  return costs
-
-
-def _text_targets(comparison, windows):
-  """Gives full precision's hidden states of a window, each run once."""
-  layers = comparison.baseline.config.num_layers
-  unquantized = np.full((layers,), 32, np.int32)
-
-  @functools.cache
-  def target(index):
-    tokens = jnp.asarray(windows[index])
-    hidden, _ = teacher_forcing.hidden_states(
-      comparison.baseline, tokens, unquantized, "prefill"
-    )
-    return hidden
-
-  return target
-
-
-def _mean_divergence(comparison, windows, forced, target):
-  judged, baseline = comparison.judged, comparison.baseline
-  kl = []
-  for index, window in enumerate(windows):
-    tokens = jnp.asarray(window)
-    hidden, _ = teacher_forcing.hidden_states(judged, tokens, forced, "prefill")
-    scored = text_scores.score(
-      judged.decoder, hidden, baseline.decoder, target(index), tokens
-    )
-    kl.append(scored.kl.mean())
-  return float(np.mean(kl))

@@ -99,7 +99,7 @@ def _replay_one(config, decode, activity, entropy):
   def run(state, activity, update):
     def layer_step(state, inputs):
       layer, value = inputs
-      bits = policy_lib.level_bits(config, state)[0]
+      bits = policy_lib.level_bits(config, state, layer)[0]
       return update(config, state, value[None], layer), bits
 
     return lax.scan(layer_step, state, (layers, activity))

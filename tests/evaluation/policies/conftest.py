@@ -62,7 +62,12 @@ def checkpoints(tmp_path_factory, trained_bpe):
     json.dumps({"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE})
   )
   paths = {name: folder / name for name in ("autofp6", "fp32")}
-  convert(source, paths["autofp6"], progress=False)
+  convert(
+    source,
+    paths["autofp6"],
+    policy={"levels": (2, 4, 6), "high_entropy_level": 2},
+    progress=False,
+  )
   convert(source, paths["fp32"], format="fp32", progress=False)
   return paths
 

@@ -36,7 +36,7 @@ def whole_report(wanted, *, levels=(2, 4, 6)):
   return {
     "checkpoint": "some/model",
     "oracle": {"file": "oracle.json", "budget": 0.001},
-    "policy": PolicyConfig(levels=levels).to_dict(),
+    "policy": PolicyConfig(levels=levels, high_entropy_level=2).to_dict(),
     "signals": [conversation(rng, kinds, bits) for bits in wanted],
   }
 

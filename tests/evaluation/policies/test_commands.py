@@ -102,7 +102,7 @@ def test_bad_input_of_the_oracle_is_named(run, words, more, message):
     (None, ["--policy-option", "alpha"], "expected FIELD=VALUE"),
     (None, ["--policy-option", "gamma=1"], "with a field out of levels"),
     (None, ["--policy-option", "alpha=2.5"], "alpha takes a value like 4"),
-    (None, ["--policy-option", "tau=x"], "tau takes a value like 0.1"),
+    (None, ["--policy-option", "tau=x"], "tau takes a value like 0.05"),
     (None, ["--policy-option", "levels=[4,null]"], "levels takes a value like"),
     (None, ["--policy-option", "alpha=0"], "alpha=0 must be >= 1"),
     (None, ["--windows", "0"], "--windows 0"),

@@ -10,6 +10,7 @@ from autoematic_jax.evaluation.journal import Journal
 from autoematic_jax.evaluation.policies import comparison
 from autoematic_jax.evaluation.policies import contestants
 from autoematic_jax.evaluation.policies import scores
+from autoematic_jax.evaluation.policies import sensitivity
 from autoematic_jax.evaluation.policies.passes import Session
 from autoematic_jax.evaluation.policies.passes import passes_of
 from autoematic_jax.evaluation.policies.replay import Signals
@@ -151,7 +152,7 @@ def test_statistics_of_decode_go_on_over_a_refill():
 
 
 def test_layers_that_matter_least_go_down_first():
-  sensitivity = np.asarray([[0.9, 0.3, 0.2], [0.1, 0.2, 0.1], [0.0] * 3])
+  costs = np.asarray([[0.9, 0.3, 0.2], [0.1, 0.2, 0.1], [0.0] * 3])
   for bits, levels in (
     (6.0, [6, 6, 6]),
     (5.5, [4, 6, 6]),
@@ -160,18 +161,36 @@ def test_layers_that_matter_least_go_down_first():
     (3.4, [4, 4, 2]),
     (2.0, [2, 2, 2]),
   ):
-    assert contestants.assign((2, 4, 6), sensitivity, bits) == levels
+    assert contestants.assign((2, 4, 6), costs, bits) == levels
 
 
 def test_sensitivity_is_that_of_one_layer(compared, windows, judged):
-  costs = comparison.sensitivity(compared, windows)
+  baseline = compared.baseline
+  costs = sensitivity.measure(judged, baseline, windows, compared.journal)
   assert costs.shape == (3, judged.config.num_layers)
   # Two bits in any layer cost more than six in all.
   assert (costs[0] > costs[2]).all()
   forced = np.asarray([6, 6, 2, 6, 6, 6], np.int32)
-  target = comparison._text_targets(compared, windows)
-  expected = comparison._mean_divergence(compared, windows, forced, target)
+  expected = sensitivity.mean_divergence(judged, baseline, windows, forced)
   assert costs[0, 2] == expected
+
+
+def test_a_model_may_be_its_own_reference(judged, windows):
+  costs = sensitivity.measure(judged, judged, windows, Journal(None, {}))
+  np.testing.assert_allclose(costs[-1], 0, atol=1e-6)
+  assert (costs[:-1] > 0).all()
+
+
+def test_a_floor_is_the_lowest_level_within_bounds():
+  costs = np.asarray([[0.9, 0.3, 0.02], [0.1, 0.03, 0.01], [0.01] * 3])
+  for max_kl, highest, expected in (
+    (0.05, 6, [6, 4, 2]),
+    (0.05, 4, [4, 4, 2]),
+    (1.0, 6, [2, 2, 2]),
+    (0.0, 6, [6, 6, 4]),
+  ):
+    found = sensitivity.floors((2, 4, 6), costs, max_kl, highest)
+    assert found == expected
 
 
 def test_kinds_that_did_not_occur_are_left_out(rows):
