@@ -28,9 +28,14 @@ def ordered_sum(x: Float[Array, "*B N"]) -> Float[Array, "*B"]:
   XLA's CPU backend lets the order of a reduction change with the size of the
   whole array; additions that are spelt out stay as they are. Halves are folded
   onto each other, from the largest power of two down, so zeros appended to a
-  row do not change its sum either.
+  row do not change its sum either. On a GPU, where the folds would be kernels
+  of their own, the order is XLA's.
   """
-  return _fold(jnp.add, x, 0.0)
+  return lax.platform_dependent(
+    x,
+    cpu=lambda x: _fold(jnp.add, x, 0.0),
+    default=lambda x: jnp.sum(x, axis=-1),
+  )
 
 
 def ordered_max(x: Float[Array, "*B N"]) -> Float[Array, "*B"]:
@@ -40,7 +45,11 @@ def ordered_max(x: Float[Array, "*B N"]) -> Float[Array, "*B"]:
   elementwise operations around it, for some shapes only, and gives them another
   exponential there.
   """
-  return _fold(jnp.maximum, x, -jnp.inf)
+  return lax.platform_dependent(
+    x,
+    cpu=lambda x: _fold(jnp.maximum, x, -jnp.inf),
+    default=lambda x: jnp.max(x, axis=-1, initial=-jnp.inf),
+  )
 
 
 def _fold(combine, x, identity):

@@ -177,6 +177,30 @@ class PolicyState:
   entropy: Float[Array, "B"]
 
 
+def pack(state: PolicyState) -> Float[Array, "S B"]:
+  """The state as one array, which a GPU updates by one kernel; see `unpack`."""
+  return jnp.stack(
+    [field.astype(jnp.float32) for field in jax.tree.leaves(state)]
+  )
+
+
+def unpack(packed: Float[Array, "S B"]) -> PolicyState:
+  """Undoes `pack`: all whole numbers are small enough to be exact."""
+  fields = dataclasses.fields(PolicyState)
+  return PolicyState(
+    **{
+      field.name: packed[index].astype(_DTYPES.get(field.name, jnp.float32))
+      for index, field in enumerate(fields)
+    }
+  )
+
+
+_DTYPES = {
+  **dict.fromkeys(("level", "side", "run", "count"), jnp.int32),
+  "spiked": jnp.bool_,
+}
+
+
 def _fresh(batch, index):
   def zeros(dtype):
     return jnp.zeros((batch,), dtype)

@@ -47,13 +47,16 @@ def summary(result: GenerationResult, model: LanguageModel) -> str:
   bits = execution_bits(result)
   shares = level_shares(result)
   generated = sum(map(len, result.token_ids))
+  multiplied = ""
+  if model.levels:
+    multiplied = f", multiplied by {model.implementation}"
   lines = [
     f"prompt tokens {sum(result.prompt_tokens)}, new tokens {generated}",
     f"decode        {result.decode_tokens_per_second:.1f} tokens/s",
     f"first token   {result.time_to_first_token:.2f} s"
     f" (+ {result.compile_seconds:.1f} s compiling)",
     f"weights       {model.format}, {model.stored_bits:.2f} stored bits a"
-    " weight",
+    f" weight{multiplied}",
   ]
   for phase in ("prefill", "decode"):
     if bits[phase] is not None:

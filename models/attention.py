@@ -1,9 +1,12 @@
 """Attention of new tokens over a cache, in an order fixed by position.
 
-Every sum over keys runs inside blocks of fixed width and then over blocks in
-ascending order. Keys past a request's end weigh exactly zero, so a request's
-result does not depend on how much longer its neighbours, or the cache, are.
+On a CPU every sum over keys runs inside blocks of fixed width and then over
+blocks in ascending order. Keys past a request's end weigh exactly zero, so a
+request's result does not depend on how much longer its neighbours, or the
+cache, are.
 """
+
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -70,30 +73,40 @@ def _attend_blocks(grouped, keys, values, positions):
   return out[:, :, :tokens]
 
 
+# GPUs would round float32 to TF32.
+_product = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+
+
 def _attend_block(grouped, keys, values, positions):
   batch, kv_heads, tokens, group, dim = grouped.shape
   length = keys.shape[2]
   rows = grouped.reshape(batch, kv_heads, tokens * group, dim)
-  scores = jnp.einsum("bhrd,bhsd->bhrs", rows, keys)
+  scores = _product("bhrd,bhsd->bhrs", rows, keys)
   visible = jnp.arange(length)[None, None] <= positions[..., None]
   visible = jnp.repeat(visible, group, axis=1)[:, None]
   scores = jnp.where(visible, scores, -jnp.inf)
   weights = jnp.exp(scores - ordered_max(scores)[..., None])
   blocks = length // BLOCK
   weights = weights.reshape(batch, kv_heads, tokens * group, blocks, BLOCK)
-  partial = jnp.einsum(
+  by_block = _product(
     "bhrks,bhksd->kbhrd",
     weights,
     values.reshape(batch, kv_heads, blocks, BLOCK, dim),
   )
   total = jnp.moveaxis(ordered_sum(weights), -1, 0)
-  out, norm = _sum_blocks(partial), _sum_blocks(total)
+  out, norm = _sum_blocks(by_block), _sum_blocks(total)
   out = exact_divide(out, norm[..., None])
   return out.reshape(batch, kv_heads, tokens, group, dim)
 
 
 def _sum_blocks(x):
-  """Sum over axis 0 in ascending order."""
+  """Sum over axis 0, on a CPU in ascending order."""
+  return lax.platform_dependent(
+    x, cpu=_sum_in_order, default=partial(jnp.sum, axis=0)
+  )
+
+
+def _sum_in_order(x):
   out = x[0]
   if x.shape[0] > 1:
     out, _ = lax.scan(lambda acc, block: (acc + block, None), out, x[1:])

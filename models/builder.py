@@ -3,10 +3,12 @@
 import dataclasses
 from collections.abc import Iterable
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Array
 
 from autoematic_jax import bfloat16
@@ -23,6 +25,10 @@ from autoematic_jax.pallas_kernels.activation_quantization import (
 )
 from autoematic_jax.pallas_kernels.extended_gemm import RAGGED_FIELDS
 from autoematic_jax.pallas_kernels.extended_gemm import expand
+from autoematic_jax.pallas_kernels.extended_gemm import prepack
+
+Implementation = Literal["xla", "mosaic_sm90"]
+"""What multiplies by quantized weights, of those that models run on."""
 
 Tensor = formats.QTensor | Array | np.ndarray
 Tensors = dict[str, Tensor]
@@ -35,6 +41,8 @@ def build_decoder(
   rest: Tensors,
   dtype: jnp.dtype = jnp.float32,
   activation: ActivationConfig | None = None,
+  implementation: Implementation = "xla",
+  decode_rows: int = 16,
 ) -> Decoder:
   """Assembles a decoder, one layer in memory at a time.
 
@@ -46,6 +54,9 @@ def build_decoder(
     dtype: Of projections that are not quantized.
     activation: How activations are refined; its step is replaced by that of
       the weights. None is the default.
+    implementation: What multiplies by quantized weights.
+    decode_rows: Requests in the largest decode batch, for `mosaic_sm90`, at
+      most 64; up to 16 run a few percent faster where it is 16.
 
   Returns:
     The decoder; its projections are quantized where the tensors are.
@@ -53,10 +64,15 @@ def build_decoder(
   Raises:
     CheckpointError: The number of layers is not that of the config.
   """
-  builder = _LayerBuilder(config, dtype, activation or ActivationConfig())
+  builder = _LayerBuilder(
+    config, dtype, activation or ActivationConfig(), implementation
+  )
   stacked = _stack(
     (builder.layer(tensors) for tensors in layers), config.num_layers
   )
+  for name, weights in builder.waiting.items():
+    packed = prepack(weights, max_rows=decode_rows)
+    getattr(stacked, name).weight = nnx.Param(packed)
   head = None
   if not config.tie_word_embeddings:
     head = bfloat16.store(_dense(rest, "lm_head.weight"))
@@ -80,7 +96,7 @@ def build_layer(config: ModelConfig, tensors: Tensors) -> DecoderLayer:
   Returns:
     The layer; projections that are not quantized run in float32.
   """
-  builder = _LayerBuilder(config, jnp.float32, ActivationConfig())
+  builder = _LayerBuilder(config, jnp.float32, ActivationConfig(), "xla")
   return _stack(iter([builder.layer(tensors)]), 1)
 
 
@@ -104,12 +120,19 @@ def _norm(tensors, name, config):
 
 
 class _LayerBuilder:
-  """Joins the tensors of a layer that read the same input."""
+  """Joins the tensors of a layer that read the same input.
 
-  def __init__(self, config, dtype, activation):
+  Attributes:
+    waiting: Of each projection, the tensors of every layer, where all layers
+      must be known to pack one.
+  """
+
+  def __init__(self, config, dtype, activation, implementation):
     self.config = config
     self.dtype = np.dtype(dtype)
     self.activation = activation
+    self.implementation = implementation
+    self.waiting: dict[str, list[list[formats.QTensor]]] = {}
 
   def layer(self, tensors: Tensors) -> DecoderLayer:
     """One decoder layer from its tensors."""
@@ -118,16 +141,18 @@ class _LayerBuilder:
     qk_norm = self.config.qk_norm
     return DecoderLayer(
       input_norm=norm("input_layernorm"),
-      qkv=self._linear(tensors, attention),
-      output=self._linear(tensors, ["self_attn.o_proj"]),
+      qkv=self._linear("qkv", tensors, attention),
+      output=self._linear("output", tensors, ["self_attn.o_proj"]),
       mlp_norm=norm("post_attention_layernorm"),
-      gate_up=self._linear(tensors, ["mlp.gate_proj", "mlp.up_proj"]),
-      down=self._linear(tensors, ["mlp.down_proj"]),
+      gate_up=self._linear(
+        "gate_up", tensors, ["mlp.gate_proj", "mlp.up_proj"]
+      ),
+      down=self._linear("down", tensors, ["mlp.down_proj"]),
       q_norm=norm("self_attn.q_norm") if qk_norm else None,
       k_norm=norm("self_attn.k_norm") if qk_norm else None,
     )
 
-  def _linear(self, tensors, names):
+  def _linear(self, projection, tensors, names):
     weights = [tensors[f"{name}.weight"] for name in names]
     bias = None
     if f"{names[0]}.bias" in tensors:
@@ -137,6 +162,9 @@ class _LayerBuilder:
       activation = dataclasses.replace(
         self.activation, decoding=weights[0].decoding
       )
+      if self.implementation == "mosaic_sm90":
+        self.waiting.setdefault(projection, []).append(weights)
+        return QuantizedLinear(None, bias, activation)
       return QuantizedLinear(expand(weights), bias, activation)
     kernel = np.concatenate([np.asarray(weight) for weight in weights])
     return DenseLinear(bfloat16.store(kernel, self.dtype), bias)

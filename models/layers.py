@@ -11,16 +11,19 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from autoematic_jax import bfloat16
-from autoematic_jax.arithmetic import ordered_sum
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
 from autoematic_jax.pallas_kernels.extended_gemm import DECODE_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm import PREFILL_ROW_TILE
+from autoematic_jax.pallas_kernels.extended_gemm import Before
 from autoematic_jax.pallas_kernels.extended_gemm import ExpandedWeight
+from autoematic_jax.pallas_kernels.extended_gemm import FragmentWeight
+from autoematic_jax.pallas_kernels.extended_gemm import Norm
 from autoematic_jax.pallas_kernels.extended_gemm import at_layer
 from autoematic_jax.pallas_kernels.extended_gemm import extended_gemm
 from autoematic_jax.pallas_kernels.extended_gemm import matvec
+from autoematic_jax.pallas_kernels.extended_gemm import rms_norm
 
 
 @jax.tree_util.register_dataclass
@@ -78,11 +81,14 @@ class QuantizedLinear(nnx.Module):
   whose requests disagree, which share a single GEMM. The weights of all layers
   are stacked, and the GEMM takes its layer out of them: a slice made outside
   the branch would be copied before the branch could read it.
+
+  A GPU's decode steps do without the switch, for which the host would wait in
+  every layer: the kernels of a FragmentWeight see the levels on the device.
   """
 
   def __init__(
     self,
-    weight: ExpandedWeight,
+    weight: ExpandedWeight | FragmentWeight | None,
     bias: Float[Array, "N"] | None = None,
     activation: ActivationConfig | None = None,
   ):
@@ -91,10 +97,13 @@ class QuantizedLinear(nnx.Module):
     self.activation = activation
 
   def __call__(
-    self, x: Float[Array, "B T K"], precision: Precision
+    self, x: Float[Array, "B T F"], precision: Precision, before: Before = None
   ) -> Float[Array, "B T N"]:
-    batch, tokens, width = x.shape
+    batch, tokens, _ = x.shape
     stacked = self.weight.get_value()
+    on_device = tokens == 1 and isinstance(stacked, FragmentWeight)
+    if before is not None and not on_device:
+      x = before(x, precision.layer)
     gemm = partial(
       extended_gemm,
       activation=self.activation,
@@ -109,15 +118,23 @@ class QuantizedLinear(nnx.Module):
 
       return run
 
-    branches = [branch((level,)) for level in precision.choices]
-    if batch > 1 and len(precision.choices) > 1:
-      branches.append(branch(precision.choices))
-    out = lax.switch(
-      precision.branch,
-      branches,
-      x.reshape(batch * tokens, width),
-      jnp.repeat(precision.levels, tokens),
-    ).reshape(batch, tokens, -1)
+    rows = x.reshape(batch * tokens, x.shape[-1])
+    levels = jnp.repeat(precision.levels, tokens)
+    if on_device:
+      out = gemm(
+        rows,
+        stacked,
+        levels,
+        present=precision.choices,
+        layer=precision.layer,
+        before=before,
+      )
+    else:
+      branches = [branch((level,)) for level in precision.choices]
+      if batch > 1 and len(precision.choices) > 1:
+        branches.append(branch(precision.choices))
+      out = lax.switch(precision.branch, branches, rows, levels)
+    out = out.reshape(batch, tokens, -1)
     return _add_bias(out, self.bias, precision.layer)
 
 
@@ -133,12 +150,14 @@ class DenseLinear(nnx.Module):
     self.bias = nnx.Param(bias) if bias is not None else None
 
   def __call__(
-    self, x: Float[Array, "B T K"], precision: Precision
+    self, x: Float[Array, "B T F"], precision: Precision, before: Before = None
   ) -> Float[Array, "B T N"]:
+    if before is not None:
+      x = before(x, precision.layer)
     batch, tokens, width = x.shape
     kernel = at_layer(self.kernel.get_value(), precision.layer)
     rows = bfloat16.rounded(x.reshape(batch * tokens, width), kernel)
-    out = dense_rows(rows, kernel, one_by_one=tokens == 1)
+    out = dense_rows(rows, kernel, one_by_one=tokens == 1, rounded=True)
     out = out.reshape(batch, tokens, -1)
     return _add_bias(out, self.bias, precision.layer)
 
@@ -148,19 +167,50 @@ def _add_bias(out, bias, layer):
 
 
 def dense_rows(
-  rows: Float[Array, "M K"], kernel: bfloat16.Stored, *, one_by_one: bool
+  rows: Float[Array, "M K"],
+  kernel: bfloat16.Stored,
+  *,
+  one_by_one: bool,
+  rounded: bool = False,
 ) -> Float[Array, "M N"]:
   """`rows @ kernel.T` in float32.
 
   Args:
     rows: Inputs.
     kernel: `[N, K]`, stored as float32 or bfloat16.
-    one_by_one: One dot a row, so that a row's bits do not depend on how many
-      rows there are.
+    one_by_one: On a CPU, one dot a row, so that a row's bits do not depend on
+      how many rows there are.
+    rounded: Whether the rows are in the kernel's precision.
 
   Returns:
     float32 products.
   """
+  return lax.platform_dependent(
+    rows,
+    kernel,
+    cpu=partial(_dense_rows_cpu, one_by_one=one_by_one),
+    default=partial(_dense_rows_gpu, rounded=rounded),
+  )
+
+
+def _dense_rows_gpu(rows, kernel, *, rounded):
+  if kernel.dtype != jnp.uint16:
+    return jnp.dot(rows, kernel.T, precision=lax.Precision.HIGHEST)
+  kernel = lax.bitcast_convert_type(kernel, jnp.bfloat16)
+  if len(rows) == 1:
+    return jnp.sum(kernel.astype(jnp.float32) * rows, axis=1)[None]
+  parts = [rows.astype(jnp.bfloat16)]
+  if not rounded:
+    # What rounding lost, in rows of its own: reading the kernel takes longest.
+    rest = rows - parts[0].astype(jnp.float32)
+    parts.append(rest.astype(jnp.bfloat16))
+  out = jnp.dot(
+    jnp.concatenate(parts), kernel.T, preferred_element_type=jnp.float32
+  )
+  return out if rounded else out[: len(rows)] + out[len(rows) :]
+
+
+def _dense_rows_cpu(rows, kernel, *, one_by_one):
   widened = bfloat16.to_float32(kernel)
   if not one_by_one:
     return jnp.dot(rows, widened.T, precision=lax.Precision.HIGHEST)
@@ -172,10 +222,20 @@ def dense_rows(
 def output_head(
   hidden: Float[Array, "B D"], kernel: bfloat16.Stored, *, one_by_one: bool
 ) -> Float[Array, "B V"]:
-  """Logits in float32, a cacheful of the vocabulary at a time.
+  """Logits in float32; `one_by_one` is that of `dense_rows`."""
+  return lax.platform_dependent(
+    hidden,
+    kernel,
+    cpu=partial(_output_head_cpu, one_by_one=one_by_one),
+    default=partial(dense_rows, one_by_one=one_by_one),
+  )
+
+
+def _output_head_cpu(hidden, kernel, *, one_by_one):
+  """A cacheful of the vocabulary at a time.
 
   Reading the head once for all requests, rather than once a request, is what
-  the chunks are for. `one_by_one` is that of `dense_rows`.
+  the chunks are for.
   """
   vocab, width = kernel.shape
   chunk = _chunk_rows(vocab, width)
@@ -205,7 +265,13 @@ class RMSNorm(nnx.Module):
   def __call__(
     self, x: Float[Array, "*B D"], layer: Int[Array, ""] | None = None
   ) -> Float[Array, "*B D"]:
-    mean_square = ordered_sum(jnp.square(x))[..., None] * (1 / x.shape[-1])
-    scale = self.scale.get_value()
-    scale = scale if layer is None else at_layer(scale, layer)
-    return x * lax.rsqrt(mean_square + self.epsilon) * scale
+    scale = self.scale.get_value() if layer is None else self.of_layer(layer)
+    return rms_norm(x, scale, self.epsilon)
+
+  def of_layer(self, layer: Int[Array, ""]) -> Float[Array, "D"]:
+    """One layer's scale, of stacked ones."""
+    return at_layer(self.scale.get_value(), layer)
+
+  def before(self) -> Norm:
+    """The norms of all layers, for the projection that reads them."""
+    return Norm(scale=self.scale.get_value(), epsilon=self.epsilon)

@@ -28,6 +28,8 @@ from autoematic_jax.models.layers import Precision
 from autoematic_jax.models.layers import QuantizedLinear
 from autoematic_jax.models.layers import RMSNorm
 from autoematic_jax.models.layers import output_head
+from autoematic_jax.pallas_kernels.extended_gemm import Gate
+from autoematic_jax.pallas_kernels.extended_gemm import rms_norm
 
 Linear = QuantizedLinear | DenseLinear
 Phase = Literal["prefill", "decode"]
@@ -96,19 +98,15 @@ class DecoderLayer(nnx.Module):
     """What the attention block's output projection reads."""
     config, layer = context.config, precision.layer
     batch, tokens, _ = hidden.shape
-    joined = self.qkv(self.input_norm(hidden, layer), precision)
+    joined = self.qkv(hidden, precision, self.input_norm.before())
     joined = joined.reshape(batch, tokens, -1, config.head_dim)
-    queries, keys, values = jnp.split(
-      joined,
-      [config.num_heads, config.num_heads + config.num_kv_heads],
-      axis=2,
+    rotated, values = jnp.split(
+      joined, [config.num_heads + config.num_kv_heads], axis=2
     )
-    if self.q_norm is not None:
-      queries = self.q_norm(queries, layer)
-    if self.k_norm is not None:
-      keys = self.k_norm(keys, layer)
-    queries = attention.apply_rope(queries, context.rope)
-    keys = attention.apply_rope(keys, context.rope)
+    rotated = attention.apply_rope(
+      self._normed(rotated, config.num_heads, layer), context.rope
+    )
+    queries, keys = jnp.split(rotated, [config.num_heads], axis=2)
     cache = kv_cache.write(
       cache,
       layer,
@@ -121,19 +119,32 @@ class DecoderLayer(nnx.Module):
     mixed = attention.attend(queries, all_keys, all_values, context.positions)
     return mixed.reshape(batch, tokens, -1), cache
 
+  def _normed(self, heads, queries, layer):
+    """Norms of queries and keys, side by side `[B, T, heads, D]`."""
+    if self.q_norm is None or self.k_norm is None:
+      return heads
+    norms = [(self.q_norm, queries), (self.k_norm, heads.shape[2] - queries)]
+    scale = jnp.concatenate(
+      [
+        jnp.broadcast_to(norm.of_layer(layer), (count, heads.shape[3]))
+        for norm, count in norms
+      ]
+    )
+    return rms_norm(heads, scale, self.q_norm.epsilon)
+
   def mlp(
     self, hidden: Float[Array, "B T D"], precision: Precision
   ) -> Float[Array, "B T D"]:
     """SwiGLU block."""
-    return self.down(self.gated(hidden, precision), precision)
+    joined = self.gate_up(hidden, precision, self.mlp_norm.before())
+    return self.down(joined, precision, Gate())
 
   def gated(
     self, hidden: Float[Array, "B T D"], precision: Precision
   ) -> Float[Array, "B T F"]:
     """What the SwiGLU block's down projection reads."""
-    joined = self.gate_up(self.mlp_norm(hidden, precision.layer), precision)
-    gate, up = jnp.split(joined, 2, axis=-1)
-    return nnx.silu(gate) * up
+    joined = self.gate_up(hidden, precision, self.mlp_norm.before())
+    return Gate()(joined, precision.layer)
 
 
 @jax.tree_util.register_dataclass
@@ -273,7 +284,8 @@ class Decoder(nnx.Module):
     context = self.context(start, lengths, tokens.shape[1])
 
     def body(carry, inputs):
-      hidden, cache, policy = carry
+      hidden, cache, packed = carry
+      policy = policy_lib.unpack(packed)
       layer, forced_bits = inputs
       adaptive = forced_bits == ADAPTIVE
       bits = policy_lib.level_bits(policy_config, policy, layer)
@@ -295,15 +307,16 @@ class Decoder(nnx.Module):
         else policy_lib.update_decode
       )
       policy = update(policy_config, policy, activity, layer)
-      return (hidden_out, cache, policy), LayerTrace(bits, activity)
+      packed = policy_lib.pack(policy)
+      return (hidden_out, cache, packed), LayerTrace(bits, activity)
 
     layers = jnp.arange(self.config.num_layers, dtype=jnp.int32)
-    (hidden, cache, policy), trace = lax.scan(
+    (hidden, cache, packed), trace = lax.scan(
       body,
-      (self.embed(tokens), cache, policy),
+      (self.embed(tokens), cache, policy_lib.pack(policy)),
       (layers, forced),
     )
-    return hidden, cache, policy, trace
+    return hidden, cache, policy_lib.unpack(packed), trace
 
 
 def rope_frequencies(config: ModelConfig) -> Float[np.ndarray, "F"]:

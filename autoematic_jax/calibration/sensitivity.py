@@ -105,7 +105,9 @@ def _run(layer, hidden, probes, config):
   read = {}
 
   def tapped(reader, linear):
-    def project(x, precision):
+    def project(x, precision, before=None):
+      if before is not None:
+        x = before(x, precision.layer)
       read[reader] = x.reshape(-1, x.shape[-1])
       return linear(x, precision) + probes[reader]
 

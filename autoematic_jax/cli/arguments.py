@@ -3,9 +3,10 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from autoematic_jax.errors import AutoematicError
+from autoematic_jax.models.builder import Implementation
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
@@ -25,6 +26,19 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
     default=[],
     metavar="FIELD=VALUE",
     help="overrides one field, as alpha=3 or levels=[4,6]; may be repeated",
+  )
+
+
+def add_implementation(parser: argparse.ArgumentParser) -> None:
+  """`--implementation`: what multiplies by quantized weights."""
+  parser.add_argument(
+    "--implementation",
+    choices=get_args(Implementation),
+    default="xla",
+    help=(
+      "what multiplies by quantized weights (default: %(default)s); mosaic_sm90"
+      " needs a Hopper GPU and runs at 4 and 6 bits"
+    ),
   )
 
 

@@ -7,9 +7,11 @@ from tqdm import tqdm
 
 from autoematic_jax.cli import arguments
 from autoematic_jax.errors import AutoematicError
+from autoematic_jax.evaluation import decode_speed
 from autoematic_jax.evaluation import kernels
 from autoematic_jax.evaluation import reports
 from autoematic_jax.evaluation import speed
+from autoematic_jax.evaluation import synthetic
 from autoematic_jax.precisions import parse_precision
 
 
@@ -60,38 +62,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
   products.add_argument("--repeats", type=int, default=15, metavar="N")
   products.add_argument("--json", metavar="FILE", help="also writes the rows")
+  decode = kinds.add_parser(
+    "decode", help="a decode step of large models, with random weights"
+  )
+  decode.add_argument(
+    "--models",
+    metavar="NAMES",
+    help=f"comma separated, of {', '.join(synthetic.MODELS)} (default:"
+    " qwen3-8b on a GPU, else small)",
+  )
+  decode.add_argument(
+    "--precisions",
+    default=",".join(decode_speed.PRECISIONS),
+    metavar="NAME,...",
+    help="comma separated (default: %(default)s); adaptive has 6 bits in two"
+    " of five layers",
+  )
+  for name, default, what in (
+    ("--batches", "1", "requests that decode together"),
+    ("--contexts", "1024", "tokens in the cache"),
+  ):
+    decode.add_argument(
+      name,
+      default=default,
+      metavar="N,...",
+      help=f"{what} (default: %(default)s)",
+    )
+  decode.add_argument("--steps", type=int, default=32, metavar="N")
+  decode.add_argument("--repeats", type=int, default=5, metavar="N")
+  decode.add_argument("--json", metavar="FILE", help="also writes the rows")
 
 
 def run(args: argparse.Namespace) -> int:
   """Measures, prints a table, writes JSON; returns the exit code."""
-  return {"generate": _generate, "kernels": _kernels}[args.kind](args)
+  kinds = {"generate": _generate, "kernels": _kernels, "decode": _decode}
+  return kinds[args.kind](args)
+
+
+def _names(option, given, known):
+  names = tuple(given.split(","))
+  for name in names:
+    if name not in known:
+      raise AutoematicError(
+        f"{option} {name} is unknown; known: {', '.join(known)}"
+      )
+  return names
+
+
+def _numbers(option, given):
+  numbers = given.split(",")
+  if not all(number.isdecimal() and int(number) > 0 for number in numbers):
+    raise AutoematicError(f"{option} {given} must be whole numbers >= 1")
+  return tuple(map(int, numbers))
+
+
+def _on_gpu():
+  return jax.default_backend() == "gpu"
 
 
 def _kernels(args):
-  shapes = args.shapes
-  if shapes is None:
-    on_gpu = jax.default_backend() == "gpu"
-    shapes = "qwen3-8b,llama-70b" if on_gpu else "small"
-  for option, given, known in (
-    ("--shapes", shapes, kernels.SHAPES),
-    ("--forms", args.forms, kernels.FORMS),
-  ):
-    for name in given.split(","):
-      if name not in known:
-        raise AutoematicError(
-          f"{option} {name} is unknown; known: {', '.join(known)}"
-        )
-  rows = args.rows.split(",")
-  if args.repeats < 1 or not all(m.isdecimal() and int(m) > 0 for m in rows):
-    raise AutoematicError(
-      f"--rows {args.rows} and --repeats {args.repeats} must be whole numbers"
-      " >= 1"
-    )
+  shapes = args.shapes or ("qwen3-8b,llama-70b" if _on_gpu() else "small")
   options = kernels.KernelOptions(
-    shapes=tuple(shapes.split(",")),
-    rows=tuple(map(int, rows)),
-    forms=tuple(args.forms.split(",")),
-    repeats=args.repeats,
+    shapes=_names("--shapes", shapes, kernels.SHAPES),
+    rows=_numbers("--rows", args.rows),
+    forms=_names("--forms", args.forms, kernels.FORMS),
+    repeats=_numbers("--repeats", str(args.repeats))[0],
   )
   limits = kernels.limits()
   print(
@@ -105,6 +140,31 @@ def _kernels(args):
     tqdm.write(kernels.line(row))
     if args.json:
       reports.write(args.json, found, limits=limits)
+  return 0
+
+
+def _decode(args):
+  models = args.models or ("qwen3-8b" if _on_gpu() else "small")
+  options = decode_speed.DecodeOptions(
+    models=_names("--models", models, synthetic.MODELS),
+    precisions=_names("--precisions", args.precisions, decode_speed.PRECISIONS),
+    batches=_numbers("--batches", args.batches),
+    contexts=_numbers("--contexts", args.contexts),
+    steps=_numbers("--steps", str(args.steps))[0],
+    repeats=_numbers("--repeats", str(args.repeats))[0],
+  )
+  print(f"products by {decode_speed.implementation()}")
+  tqdm.write(decode_speed.HEADER)
+  found = []
+  for row in decode_speed.measure_all(options):
+    found.append(row)
+    tqdm.write(decode_speed.line(row))
+    if args.json:
+      reports.write(args.json, found)
+  for name in options.models:
+    for batch in options.batches:
+      alone = decode_speed.signals_us(name, batch)
+      tqdm.write(f"signals alone, {name}, batch {batch}: {alone:.0f} us a step")
   return 0
 
 

@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     "--json", action="store_true", help="prints one JSON object, no text"
   )
   arguments.add_policy(parser)
+  arguments.add_implementation(parser)
   arguments.add_activation(parser)
   arguments.add_compilation_cache(parser)
 
@@ -78,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
     args.checkpoint,
     compute_dtype=DENSE_DTYPES.get(args.precision),
     activation=arguments.read_activation(args),
+    implementation=args.implementation,
+    decode_rows=min(64, len(prompts)),
   )
   model = model.with_policy(arguments.read_policy(args, model.policy))
   stream = autoematic_jax.stream(
@@ -149,6 +152,7 @@ def _as_json(result, model):
     "precision_levels": list(model.levels),
     "levels": reporting.level_shares(result),
     "execution_bits": reporting.execution_bits(result),
+    "implementation": model.implementation,
     "stored_bits": round(model.stored_bits, 4),
     "trace": np.asarray(result.trace).tolist(),
     "prefill_trace": np.asarray(result.prefill_levels).tolist(),

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from autoematic_jax import formats
 from autoematic_jax.errors import AutoematicError
+from autoematic_jax.evaluation import synthetic
 from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
 from autoematic_jax.pallas_kernels.extended_gemm import DECODE_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm import PREFILL_ROW_TILE
@@ -64,9 +65,7 @@ class KernelOptions:
 
 def implementation() -> str:
   """What runs the products here."""
-  device = jax.devices()[0]
-  hopper = getattr(device, "compute_capability", None) == "9.0"
-  return "mosaic_sm90" if hopper else "xla"
+  return "mosaic_sm90" if mosaic_sm90.runs() else "xla"
 
 
 def limits() -> dict[str, float]:
@@ -121,29 +120,9 @@ def _layers(n, k):
   """Random tensors of some layers, together more than the L2 cache holds."""
   on_cpu = jax.default_backend() == "cpu"
   count = 1 if on_cpu else max(2, round(2 * _L2_BYTES / (n * k * 9 / 16)))
-  return [_random_weight(layer, n, k) for layer in range(min(12, count))]
-
-
-def _random_weight(seed, n, k):
-  """An autofp6 tensor with 20% of its subgroups refined."""
-  rng = np.random.default_rng(seed)
-  keys = jax.random.split(jax.random.key(seed), 3)
-  groups = k // formats.GROUP
-  counts = rng.permutation(np.resize([0, 0, 1, 1, 2], groups))
-  mask = np.zeros((groups, formats.SUBGROUPS_PER_GROUP), bool)
-  for row, count in zip(mask, counts, strict=True):
-    row[rng.permutation(4)[:count]] = True
-  scale = jax.random.randint(keys[1], (n, groups), 0x18, 0x48)
-  return formats.QTensor(
-    codes=jax.random.bits(keys[0], (n, k // 2), jnp.uint8),
-    group_scale=scale.astype(jnp.uint8).view(jnp.float8_e4m3fn),
-    tensor_scale=jnp.asarray(0.01, jnp.float32),
-    refinement_mask=formats.pack_mask(jnp.asarray(mask.reshape(-1))),
-    offsets=jax.random.bits(keys[2], (n, int(counts.sum())), jnp.uint8),
-    format="autofp6",
-    decoding="exponent",
-    columns=k,
-  )
+  return [
+    synthetic.random_weight(layer, n, k) for layer in range(min(12, count))
+  ]
 
 
 def _measure(form, m, layers, packed, repeats, found):
@@ -156,7 +135,11 @@ def _measure(form, m, layers, packed, repeats, found):
     levels = np.resize({"nvfp4": 4, "autofp6": 6}.get(form, [4, 6]), m)
     present = tuple(np.unique(levels).tolist())
     operand = quantize_rows(x, jnp.asarray(levels, jnp.int32), present=present)
-    tensors = layers if form != "nvfp4" else [_plain(one) for one in layers]
+    tensors = (
+      layers
+      if form != "nvfp4"
+      else list(map(synthetic.without_offsets, layers))
+    )
     key = (form == "nvfp4", m <= 16)
     if key not in packed:
       packed[key] = _pack(tensors, max_rows=16 if m <= 16 else 64)
@@ -212,7 +195,7 @@ def _bf16(x, layers, packed):
 def _run(present, rows, weight, layer):
   layer = jnp.asarray(layer)
   if implementation() == "mosaic_sm90":
-    return mosaic_sm90.extended_gemm(rows, weight, layer, present=present)
+    return mosaic_sm90.multiply(rows, weight, layer, present=present)
   tile = PREFILL_ROW_TILE if len(rows.levels) > 8 else DECODE_ROW_TILE
   return xla.extended_gemm(rows, weight, layer, present=present, row_tile=tile)
 
@@ -231,12 +214,6 @@ def _apart(levels):
     return jnp.concatenate(products)[order]
 
   return run
-
-
-def _plain(weight):
-  return dataclasses.replace(
-    weight, format="nvfp4", refinement_mask=None, offsets=None
-  )
 
 
 def _pack(tensors, max_rows):

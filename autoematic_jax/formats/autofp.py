@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, Int, Int8
 
 from autoematic_jax.formats.elements import E2M1_VALUES
 from autoematic_jax.formats.elements import exponent_e2m1
-from autoematic_jax.formats.elements import round_e2m1
 
 Decoding = Literal["fixed", "exponent"]
 
@@ -67,7 +66,7 @@ def offset_delta(
 
 
 def nearest_pair(
-  scaled: Float[Array, "*S"], decoding: Decoding
+  scaled: Float[Array, "*S"], near: Float[Array, "*S"], decoding: Decoding
 ) -> tuple[Float[Array, "*S"], Int8[Array, "*S"]]:
   """Base and 2-bit offset whose sum is nearest, whichever base that takes.
 
@@ -78,12 +77,12 @@ def nearest_pair(
 
   Args:
     scaled: Elements divided by their scale.
+    near: Their nearest E2M1 value.
     decoding: Step.
 
   Returns:
     An E2M1 base, the nearest where both do as well, and d in [-2, 1].
   """
-  near = round_e2m1(scaled)
   far = _on_the_other_side(scaled, near)
   d_near, d_far = (offset(scaled, q, decoding) for q in (near, far))
 
@@ -113,7 +112,7 @@ def refine_to_6(
   if nearest_base:
     base, d = near, offset(scaled, near, decoding)
   else:
-    base, d = nearest_pair(scaled, decoding)
+    base, d = nearest_pair(scaled, near, decoding)
   return base, offset_delta(d, base, decoding)
 
 

@@ -3,6 +3,10 @@
 from autoematic_jax.pallas_kernels.extended_gemm.api import DECODE_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm.api import PREFILL_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm.api import extended_gemm
+from autoematic_jax.pallas_kernels.extended_gemm.before import Before
+from autoematic_jax.pallas_kernels.extended_gemm.before import Gate
+from autoematic_jax.pallas_kernels.extended_gemm.before import Norm
+from autoematic_jax.pallas_kernels.extended_gemm.before import rms_norm
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import RAGGED_FIELDS
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import ExpandedWeight
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import at_layer
@@ -15,11 +19,15 @@ __all__ = [
   "DECODE_ROW_TILE",
   "PREFILL_ROW_TILE",
   "RAGGED_FIELDS",
+  "Before",
   "ExpandedWeight",
   "FragmentWeight",
+  "Gate",
+  "Norm",
   "at_layer",
   "expand",
   "extended_gemm",
   "matvec",
   "prepack",
+  "rms_norm",
 ]

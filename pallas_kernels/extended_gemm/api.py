@@ -19,6 +19,8 @@ from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
 from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
 from autoematic_jax.pallas_kernels.extended_gemm import reference
 from autoematic_jax.pallas_kernels.extended_gemm import xla
+from autoematic_jax.pallas_kernels.extended_gemm.before import Before
+from autoematic_jax.pallas_kernels.extended_gemm.before import Gate
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import ExpandedWeight
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
 
@@ -48,6 +50,7 @@ def extended_gemm(
   present: Sequence[int] | None = None,
   layer: Int[Array, ""] | int | None = None,
   row_tile: int = PREFILL_ROW_TILE,
+  before: Before = None,
   implementation: Implementation | None = None,
 ) -> Float[Array, "M N"]:
   """`x @ weight.T` with every row at its own precision.
@@ -66,6 +69,8 @@ def extended_gemm(
       layer needs none.
     row_tile: `xla` only: rows a dot. At one row tile, a row's bits are the
       same for any M.
+    before: What is done to x first; `mosaic_sm90` makes one kernel of it and
+      the quantization of a few rows.
     implementation: None chooses by the weight's form.
 
   Returns:
@@ -79,6 +84,8 @@ def extended_gemm(
   _check_implementation(weight, implementation)
   packed = isinstance(weight, formats.QTensor)
   inputs = weight.columns if packed else weight.inputs
+  if isinstance(before, Gate):
+    inputs *= 2
   if x.ndim != 2 or x.shape[1] != inputs:
     raise PrecisionError(
       f"x has shape {x.shape}; the weight takes [M, {inputs}]"
@@ -102,11 +109,23 @@ def extended_gemm(
     layer = _only_layer(weight) if layer is None else layer
   elif not packed and layer is None:
     weight, layer = jax.tree.map(lambda a: a[None], weight), 0
-  return _run(x, weight, layer, levels, activation, present, row_tile)
+  return _run(x, weight, layer, levels, before, activation, present, row_tile)
 
 
 @partial(jax.jit, static_argnames=("activation", "present", "row_tile"))
-def _run(x, weight, layer, levels, activation, present, row_tile):
+def _run(x, weight, layer, levels, before, activation, present, row_tile):
+  if isinstance(weight, FragmentWeight):
+    return mosaic_sm90.extended_gemm(
+      x,
+      levels,
+      weight,
+      jnp.asarray(layer),
+      activation=activation,
+      present=present,
+      before=before,
+    )
+  if before is not None:
+    x = before(x, jnp.asarray(0 if layer is None else layer))
   rows = quantize_rows(
     x,
     levels,
@@ -117,10 +136,6 @@ def _run(x, weight, layer, levels, activation, present, row_tile):
   )
   if _is_packed(weight):
     return reference.extended_gemm(rows, weight)
-  if isinstance(weight, FragmentWeight):
-    return mosaic_sm90.extended_gemm(
-      rows, weight, jnp.asarray(layer), present=present
-    )
   return xla.extended_gemm(
     rows, weight, jnp.asarray(layer), present=present, row_tile=row_tile
   )

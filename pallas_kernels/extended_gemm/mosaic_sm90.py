@@ -12,10 +12,30 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from autoematic_jax.errors import PrecisionError
+from autoematic_jax.pallas_kernels.activation_quantization import (
+  ActivationConfig,
+)
 from autoematic_jax.pallas_kernels.activation_quantization import QuantizedRows
+from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
+from autoematic_jax.pallas_kernels.extended_gemm.before import Before
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Mode
+from autoematic_jax.pallas_kernels.extended_gemm.sm90.rows import permute_rows
+from autoematic_jax.pallas_kernels.extended_gemm.sm90.tiles import STREAM_ROWS
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.tiles import choose_tile
+
+LEVELS = (4, 6)
+"""Bits that rows can run at."""
+
+
+def runs() -> bool:
+  """Whether the default device is a Hopper GPU."""
+  return getattr(_device(), "compute_capability", None) == "9.0"
+
+
+def _device():
+  # An option that jax registers at run time.
+  return getattr(jax.config, "jax_default_device", None) or jax.devices()[0]
 
 
 def check_device() -> None:
@@ -24,10 +44,9 @@ def check_device() -> None:
   Raises:
     PrecisionError: Names the device and what to use there.
   """
-  # An option that jax registers at run time.
-  device = getattr(jax.config, "jax_default_device", None) or jax.devices()[0]
-  capability = getattr(device, "compute_capability", None)
-  if capability != "9.0":
+  if not runs():
+    device = _device()
+    capability = getattr(device, "compute_capability", None)
     raise PrecisionError(
       "'mosaic_sm90' needs a Hopper GPU (compute capability 9.0); the default"
       f" device is {device} ({getattr(device, 'device_kind', 'unknown')},"
@@ -37,57 +56,118 @@ def check_device() -> None:
 
 
 def extended_gemm(
+  x: Float[Array, "M K"],
+  levels: Int[Array, "M"],
+  weight: FragmentWeight,
+  layer: Int[Array, ""],
+  *,
+  activation: ActivationConfig,
+  present: Sequence[int],
+  before: Before = None,
+) -> Float[Array, "M N"]:
+  """Rows at mixed levels, quantized here, against one layer of a stack.
+
+  A row's bits do not change with its neighbours nor with their number, as long
+  as they are few enough for the decode kernels.
+
+  Args:
+    x: Activations.
+    levels: 4 or 6 for each row.
+    weight: Stacked weights in fragment order.
+    layer: Which of them.
+    activation: How x is refined.
+    present: Levels that may occur. Which do is seen on the device; up to 16
+      rows, those that agree cost what they would alone.
+    before: What is done to x first.
+
+  Returns:
+    `[M, N]` float32.
+  """
+  few = not _are_many(x, weight, present) and weight.inputs % 4 == 0
+  if not (few and activation.overlapping):
+    x = x if before is None else before(x, layer)
+    rows = quantize_rows(
+      x,
+      levels,
+      weight_mask=weight.mask[layer],
+      config=activation,
+      present=present,
+    )
+    return multiply(rows, weight, layer, present=present)
+  # Imports Mosaic, which a CPU does without.
+  from autoematic_jax.pallas_kernels.extended_gemm.sm90 import quantize
+
+  values, scale = quantize.quantize_in_order(
+    x,
+    levels,
+    weight.sources,
+    layer,
+    config=activation,
+    refine=6 in present,
+    before=before,
+  )
+  return _in_turns(values, scale, levels, weight, layer, present)
+
+
+def multiply(
   rows: QuantizedRows,
   weight: FragmentWeight,
   layer: Int[Array, ""],
   *,
   present: Sequence[int],
 ) -> Float[Array, "M N"]:
-  """Rows at mixed levels against one layer of a stacked weight.
-
-  A row's bits do not change with its neighbours nor with their number, as long
-  as they are few enough for the decode kernels.
-
-  Args:
-    rows: Quantized activations.
-    weight: Stacked weights in fragment order.
-    layer: Which of them.
-    present: Levels that may occur in `rows.levels`. Where it names one level,
-      no offsets are read in vain, and nothing is multiplied twice.
-
-  Returns:
-    `[M, N]` float32.
-  """
+  """`extended_gemm` of rows that are quantized already."""
   # Imports Mosaic, which a CPU does without.
   from autoematic_jax.pallas_kernels.extended_gemm.sm90 import launch
 
   # Exact: see the test over every element, offset and scale.
   x = rows.scaled(rows.values + rows.delta).astype(jnp.float16)
-  mode = _mode(present)
-  if x.shape[0] > weight.max_rows * _TURNS[mode]:
+  if _are_many(x, weight, present):
     return launch.many_rows_gemm(
-      x, weight, rows.tensor_scale, rows.levels, layer, mode=mode
+      x, weight, rows.tensor_scale, rows.levels, layer, mode=_mode(present)
     )
+  if weight.offsets is not None:
+    x = permute_rows(x, weight.sources[layer])
+  scale = rows.tensor_scale[:, 0]
+  return _in_turns(x, scale, rows.levels, weight, layer, present)
+
+
+def _are_many(x, weight, present):
+  return x.shape[0] > weight.max_rows * _TURNS[_mode(present)]
+
+
+def _in_turns(x, scale, levels, weight, layer, present):
+  """Runs the decode kernels on as many rows at a time as they take."""
+  from autoematic_jax.pallas_kernels.extended_gemm.sm90 import launch
+
   out = []
   for first in range(0, x.shape[0], weight.max_rows):
     some = slice(first, first + weight.max_rows)
+    tiles = _tiles(weight, x[some].shape[0], _mode(present))
     out.append(
       launch.decode_gemm(
         x[some],
         weight,
-        rows.tensor_scale[some, 0],
-        rows.levels[some],
+        scale[some],
+        levels[some],
         layer.reshape(1),
-        tile=choose_tile(weight, x[some].shape[0], mode),
-        mode=mode,
+        tiles=tiles,
       )
     )
-  return jnp.concatenate(out)
+  return out[0] if len(out) == 1 else jnp.concatenate(out)
 
 
 _TURNS = {"4": 8, "6": 4, "mixed": 2}
 """How often a decode kernel may run, for rows beyond those it takes, before it
 is faster to decode the layer once and multiply all rows."""
+
+
+def _tiles(weight, rows, mode):
+  """The tile of each mode that one kernel chooses from on the device."""
+  modes = (mode,)
+  if mode == "mixed" and weight.max_rows == STREAM_ROWS:
+    modes = ("4", "6") if rows == 1 else ("4", "6", "mixed")
+  return {one: choose_tile(weight, rows, one) for one in modes}
 
 
 def _mode(present) -> Mode:

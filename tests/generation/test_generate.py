@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 import autoematic_jax
+from autoematic_jax.checkpoints import convert
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.errors import PromptError
+from autoematic_jax.pallas_kernels.extended_gemm import FragmentWeight
+from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
+from autoematic_jax.policy import PolicyConfig
 from autoematic_jax.sampling import SamplingConfig
 
 PROMPTS = [[5, 9, 33, 2, 71], [8] * 40, [96, 3], list(range(2, 21))]
@@ -161,3 +165,44 @@ def test_levels_for_each_layer_are_checked(load_as):
 def test_sampling_settings_are_checked(bad):
   with pytest.raises(PromptError, match=next(iter(bad))):
     SamplingConfig(**bad)
+
+
+def test_kernels_for_another_device_are_refused(tmp_path, source):
+  path = tmp_path / "autofp6"
+  convert(source, path, progress=False)
+  with pytest.raises(PrecisionError, match="Hopper.*cpu"):
+    autoematic_jax.load(path, implementation="mosaic_sm90")
+
+
+def test_a_policy_of_levels_that_the_kernels_lack(
+  monkeypatch, tmp_path, source
+):
+  path = tmp_path / "autofp6"
+  convert(source, path, progress=False)
+  monkeypatch.setattr(mosaic_sm90, "check_device", lambda: None)
+  with pytest.raises(PrecisionError, match=r"\(2, 4, 6\).*runs at \(4, 6\)"):
+    autoematic_jax.load(
+      path,
+      implementation="mosaic_sm90",
+      policy=PolicyConfig(levels=(2, 4, 6)),
+    )
+
+
+def test_every_layer_is_packed_for_the_kernels(monkeypatch, tmp_path, source):
+  path = tmp_path / "autofp6"
+  convert(source, path, progress=False)
+  monkeypatch.setattr(mosaic_sm90, "check_device", lambda: None)
+  model = autoematic_jax.load(path, implementation="mosaic_sm90")
+  assert model.levels == model.decoder.choices == (4, 6)
+  layers, config = model.decoder.layers, model.config
+  heads = config.num_heads * config.head_dim
+  kv_heads = 2 * config.num_kv_heads * config.head_dim
+  for linear, outputs, inputs in (
+    (layers.qkv, heads + kv_heads, config.hidden_size),
+    (layers.output, config.hidden_size, heads),
+    (layers.gate_up, 2 * config.intermediate_size, config.hidden_size),
+    (layers.down, config.hidden_size, config.intermediate_size),
+  ):
+    weight = linear.weight.get_value()
+    assert isinstance(weight, FragmentWeight)
+    assert (weight.layers, weight.rows, weight.inputs) == (4, outputs, inputs)

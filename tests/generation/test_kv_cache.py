@@ -29,7 +29,7 @@ def expected_autofp(x, level, decoding, nearest_base):
   if level == 6:
     d = formats.offset(scaled, base, decoding)
     if not nearest_base:
-      base, d = formats.nearest_pair(scaled, decoding)
+      base, d = formats.nearest_pair(scaled, base, decoding)
     delta = formats.offset_delta(d, base, decoding)
   if level == 8:
     d = formats.offset8(scaled, base, "exponent")

@@ -16,6 +16,8 @@ from autoematic_jax.pallas_kernels.activation_quantization import (
 )
 from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
 from autoematic_jax.pallas_kernels.extended_gemm import PREFILL_ROW_TILE
+from autoematic_jax.pallas_kernels.extended_gemm import Gate
+from autoematic_jax.pallas_kernels.extended_gemm import Norm
 from autoematic_jax.pallas_kernels.extended_gemm import expand
 from autoematic_jax.pallas_kernels.extended_gemm import extended_gemm
 
@@ -165,6 +167,29 @@ def test_layer_of_a_stacked_weight(row_tile):
       extended_gemm(x, stacked, levels, layer=layer, row_tile=row_tile),
       extended_gemm(x, weight, levels, row_tile=row_tile),
     )
+
+
+@pytest.mark.parametrize("kind", ["norm", "gate"])
+def test_what_comes_before_is_done_first(kind):
+  rng = np.random.default_rng(7)
+  _, weight = make(rng, 1, 24, 48)
+  stacked = jax.tree.map(lambda a: jnp.stack([a, a]), expand([weight]))
+  x = jnp.asarray(rng.standard_normal((3, 48 if kind == "norm" else 96)))
+  x = x.astype(jnp.float32)
+  if kind == "gate":
+    before = Gate()
+    by_hand = x[:, :48] / (1 + jnp.exp(-x[:, :48])) * x[:, 48:]
+  else:
+    scale = jnp.asarray(rng.lognormal(0, 1, (2, 48)), jnp.float32)
+    before = Norm(scale=scale, epsilon=1e-3)
+    mean = jnp.mean(jnp.square(x), axis=1, keepdims=True)
+    by_hand = x / jnp.sqrt(mean + 1e-3) * scale[1]
+  np.testing.assert_allclose(before(x, jnp.asarray(1)), by_hand, rtol=1e-5)
+  actual = extended_gemm(x, stacked, 6, layer=1, before=before)
+  first = before(x, jnp.asarray(1))
+  np.testing.assert_array_equal(
+    actual, extended_gemm(first, stacked, 6, layer=1)
+  )
 
 
 def test_jitted_and_traced_levels_agree_with_eager():

@@ -13,8 +13,12 @@ import dataclasses, os, sys
 import jax, jax.numpy as jnp
 from functools import partial
 from jax.experimental import topologies
+from autoematic_jax.pallas_kernels.activation_quantization import (
+  ActivationConfig
+)
 from autoematic_jax.pallas_kernels.extended_gemm import FragmentWeight
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import launch
+from autoematic_jax.pallas_kernels.extended_gemm import Gate, Norm
+from autoematic_jax.pallas_kernels.extended_gemm.sm90 import launch, quantize
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import StreamTile
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import WgmmaTile
 
@@ -47,7 +51,7 @@ tile = {
   "alone": StreamTile(**stream | dict(tiles=1, row_warps=16, column_warps=1)),
   "wgmma": WgmmaTile(**wgmma, group=2),
   "wgmma cluster": WgmmaTile(**wgmma, group=4, cluster=2),
-}[kind if kind != "unpack" else "stream"]
+}[kind if kind not in ("unpack", "quantize") else "stream"]
 n, steps, slices, side = 512, 8, tile.slices, tile.tiles
 blocks = n // (16 * side)
 weight = FragmentWeight(
@@ -64,11 +68,28 @@ weight = FragmentWeight(
 )
 x = array((m, 64 * steps * slices), jnp.float16)
 levels = array((m,), jnp.int32)
-if kind == "unpack":
+if kind == "quantize":
+  columns = 64 * steps * slices
+  before = {"4": None, "norm": Norm(
+    scale=array((2, columns), jnp.float32), epsilon=1e-5
+  ), "gate": Gate()}[mode]
+  x = array((m, columns * (2 if mode == "gate" else 1)), jnp.float32)
+  scale, layer = before, array((), jnp.int32)
+
+  def run(x, weight, before, levels, layer):
+    return quantize.quantize_in_order(
+      x, levels, weight.sources, layer, config=ActivationConfig(),
+      refine=True, before=before,
+    )
+elif kind == "unpack":
   run = partial(launch.many_rows_gemm, mode=mode)
   scale, layer = array((m, 1), jnp.float32), array((), jnp.int32)
 else:
-  run = partial(launch.decode_gemm, tile=tile, mode=mode)
+  tiles = {mode: tile}
+  if mode == "any":
+    deeper = dataclasses.replace(tile, depth=tile.depth + 1)
+    tiles = {"4": deeper, "6": tile, "mixed": tile}
+  run = partial(launch.decode_gemm, tiles=tiles)
   scale, layer = array((m,), jnp.float32), array((1,), jnp.int32)
 # Mosaic takes the architecture of the default device.
 with jax.default_device(device):
@@ -99,12 +120,17 @@ def missing():
     ("stream", "6", 3, "HMMA"),
     ("cluster", "mixed", 16, "HMMA"),
     ("alone", "mixed", 64, "HMMA"),
+    ("stream", "any", 16, "HMMA"),
+    ("cluster", "any", 1, "HMMA"),
     ("wgmma", "4", 64, "HGMMA"),
     ("wgmma", "6", 32, "HGMMA"),
     ("wgmma cluster", "6", 64, "HGMMA"),
     ("unpack", "4", 300, "STG.E.128"),
     ("unpack", "6", 300, "STG.E.128"),
     ("unpack", "mixed", 300, "STG.E.64"),
+    ("quantize", "4", 5, "STG.E.64"),
+    ("quantize", "norm", 5, "MUFU.RSQ"),
+    ("quantize", "gate", 5, "MUFU.EX2"),
   ],
 )
 def test_compiles_for_hopper(tmp_path, monkeypatch, kind, mode, m, instruction):

@@ -182,7 +182,7 @@ def test_many_rows_meet_base_and_offsets(monkeypatch, present):
   levels = np.resize(present, len(x)).astype(np.int32)
   for number, (layer,) in enumerate(layers):
     rows = quantize_rows(x, jnp.asarray(levels), present=present)
-    out = mosaic_sm90.extended_gemm(
+    out = mosaic_sm90.multiply(
       rows, weight, jnp.asarray(number), present=present
     )
     a = np.asarray(rows.scaled(rows.values + rows.delta) * rows.tensor_scale)

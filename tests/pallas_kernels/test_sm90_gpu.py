@@ -13,9 +13,12 @@ from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
 from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
+from autoematic_jax.pallas_kernels.extended_gemm import Gate
+from autoematic_jax.pallas_kernels.extended_gemm import Norm
 from autoematic_jax.pallas_kernels.extended_gemm import extended_gemm
 from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
 from autoematic_jax.pallas_kernels.extended_gemm import prepack
+from autoematic_jax.pallas_kernels.extended_gemm.sm90.rows import permute_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -86,6 +89,72 @@ def assert_right(actual, wanted):
 def poison(m, n):
   """Leaves NaN in the memory that the next results get."""
   jnp.full((8, m, n), jnp.nan).block_until_ready()
+
+
+def before_of(kind, k):
+  if kind == "norm":
+    scale = np.random.default_rng(k).lognormal(0, 1, (3, k))
+    return Norm(scale=jnp.asarray(scale, jnp.float32), epsilon=1e-5)
+  return {"gate": Gate(), "nothing": None}[kind]
+
+
+@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("k", [80, 4096])
+@pytest.mark.parametrize("kind", ["nothing", "norm", "gate"])
+def test_quantized_rows_in_order(kind, k, m):
+  weight, layer = prepack(stack(64, k)), jnp.asarray(2)
+  x = rows_of(m, k) if kind == "nothing" else jnp.clip(rows_of(m, k), -30, 30)
+  if kind == "gate":
+    x = jnp.concatenate([x, rows_of(m, k)], axis=1)
+  before = before_of(kind, k)
+  levels = jnp.asarray(np.resize([6, 4, 6], m), jnp.int32)
+  # Imports Mosaic, which a CPU does without.
+  from autoematic_jax.pallas_kernels.extended_gemm.sm90 import quantize
+
+  values, scale = quantize.quantize_in_order(
+    x,
+    levels,
+    weight.sources,
+    layer,
+    config=ActivationConfig(),
+    refine=True,
+    before=before,
+  )
+  x = x if before is None else before(x, layer)
+  rows = quantize_rows(x, levels, config=ActivationConfig(), present=(4, 6))
+  wanted = rows.scaled(rows.values + rows.delta).astype(jnp.float16)
+  wanted = np.asarray(permute_rows(wanted, weight.sources[2]), np.float32)
+  wanted_scale = np.asarray(rows.tensor_scale[:, 0])
+  np.testing.assert_allclose(scale, wanted_scale, rtol=1e-6)
+  if kind == "nothing":
+    np.testing.assert_array_equal(scale, wanted_scale)
+  whole = np.isfinite(wanted_scale)
+  assert whole.sum() >= m - 2
+  # What lies at the middle between two values, or beside the threshold, may
+  # be rounded to the other side.
+  equal = np.asarray(values, np.float32)[whole] == wanted[whole]
+  assert equal.mean() >= 0.995
+
+
+@pytest.mark.parametrize("levels", [[4], [6], [4, 6], [6, 6, 4]])
+@pytest.mark.parametrize("m", [1, 5, 16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_levels_that_only_the_device_knows(shape, m, levels):
+  n, k = shape
+  layers = stack(n, k)
+  weight = prepack(layers)
+  x, levels = rows_of(m, k), np.resize(levels, m).astype(np.int32)
+
+  @jax.jit
+  def run(x, levels):
+    return extended_gemm(x, weight, levels, present=(4, 6), layer=1)
+
+  for row in {0, m - 1}:
+    poison(m, n)
+    at = np.roll(levels, row)
+    alone = tuple(sorted(set(at.tolist())))
+    known = extended_gemm(x, weight, at, present=alone, layer=1)
+    np.testing.assert_array_equal(run(x, at), known)
 
 
 @pytest.mark.parametrize("present", MIXES)

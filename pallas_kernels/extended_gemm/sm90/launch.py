@@ -1,5 +1,7 @@
 """Launches a kernel on one layer of a stacked weight."""
 
+import dataclasses
+from collections.abc import Mapping
 from functools import partial
 
 import jax
@@ -9,10 +11,13 @@ from jaxtyping import Array, Float, Int
 
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
+from autoematic_jax.pallas_kernels.extended_gemm.sm90 import mlir
+from autoematic_jax.pallas_kernels.extended_gemm.sm90 import ptx
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import unpack
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.decode import EPILOGUE
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Mode
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Plan
+from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import StreamTile
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Tile
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import WgmmaTile
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.rows import permute_rows
@@ -28,48 +33,35 @@ def decode_gemm(
   levels: Int[Array, "M"],
   layer: Int[Array, "1"],
   *,
-  tile: Tile,
-  mode: Mode,
+  tiles: Mapping[Mode, Tile],
 ) -> Float[Array, "M N"]:
   """Rows of x, each at its level, against one layer of a stacked weight.
 
+  One kernel holds a variant for each mode that may occur, and picks one when
+  it runs: the host need not know the levels.
+
   Args:
-    x: float16 rows, quantized and multiplied by their group scales.
-    weight: Stacked weights in fragment order, packed for `tile.slices`.
+    x: float16 rows, quantized and multiplied by their group scales, in the
+      order of the layer's columns; what is missing at the end is zero.
+    weight: Stacked weights in fragment order, packed for the tiles.
     row_scale: What row m of the result is multiplied by.
     levels: 4 or 6 for each row.
     layer: Which layer.
-    tile: How to cut the work.
-    mode: Which levels occur; a weight without offsets runs at `4`.
+    tiles: How to cut the work in each mode that the rows may be in; a weight
+      without offsets runs at `4` in all of them. Several tiles differ in
+      nothing but the depth of their rings.
 
   Returns:
     `[M, N]` float32.
 
   Raises:
-    PrecisionError: The weight is packed for another tile, or the tile needs
-      more shared memory than there is.
+    PrecisionError: The weight is packed for another tile, a tile needs more
+      shared memory than there is, or one kernel cannot hold all tiles.
   """
-  if (weight.slices, weight.tiles) != (tile.slices, tile.tiles):
-    raise PrecisionError(
-      f"packed for {weight.slices} slices and {weight.tiles} tiles, not"
-      f" {tile.slices} and {tile.tiles}"
-    )
-  rows = x.shape[0]
-  refined = weight.offsets is not None
-  if refined:
-    x = permute_rows(x, weight.sources[layer[0]])
-  plan = Plan(
-    m=rows,
-    n=weight.rows,
-    k=x.shape[1],
-    row_blocks=weight.units.shape[1],
-    steps=weight.units.shape[2] // tile.slices,
-    doubles=weight.doubles,
-    singles=weight.singles,
-    exponent=weight.decoding == "exponent",
-    mode=mode if refined else "4",
-    tile=tile,
-  )
+  plans = [_plan(x, weight, mode, tile) for mode, tile in tiles.items()]
+  if weight.offsets is None:
+    plans = plans[:1]
+  tile = _common_tile(plans)
   if isinstance(tile, WgmmaTile):
     x = stage_rows(x, weight.units.shape[2])
   operands = {
@@ -82,10 +74,10 @@ def decode_gemm(
   }
   if weight.offsets is not None:
     operands["offsets"] = weight.offsets
-  shape = (rows, weight.rows)
+  shape = (plans[0].m, weight.rows)
   if tile.parts > 1:
     shape = (tile.parts, *shape)
-  out = _launch(plan, operands, jax.ShapeDtypeStruct(shape, jnp.float32))
+  out = _launch(plans, operands, jax.ShapeDtypeStruct(shape, jnp.float32))
   if tile.parts > 1:
     total = out[0]
     for part in out[1:]:
@@ -93,6 +85,37 @@ def decode_gemm(
     out = total * (row_scale[:, None] * EPILOGUE)
     out = out * weight.tensor_scale[layer[0]]
   return out
+
+
+def _plan(x, weight, mode, tile):
+  if (weight.slices, weight.tiles) != (tile.slices, tile.tiles):
+    raise PrecisionError(
+      f"packed for {weight.slices} slices and {weight.tiles} tiles, not"
+      f" {tile.slices} and {tile.tiles}"
+    )
+  return Plan(
+    m=x.shape[0],
+    n=weight.rows,
+    k=x.shape[1],
+    row_blocks=weight.units.shape[1],
+    steps=weight.units.shape[2] // tile.slices,
+    doubles=weight.doubles,
+    singles=weight.singles,
+    exponent=weight.decoding == "exponent",
+    mode=mode if weight.offsets is not None else "4",
+    tile=tile,
+  )
+
+
+def _common_tile(plans):
+  """The first tile, once it is known that the others start alike."""
+  first = plans[0].tile
+  for plan in plans[1:]:
+    kinds = {type(plan.tile), type(first)}
+    alike = dataclasses.replace(plan.tile, depth=first.depth) == first
+    if kinds != {StreamTile} or not alike:
+      raise PrecisionError(f"one kernel cannot hold {first} and {plan.tile}")
+  return first
 
 
 def many_rows_gemm(
@@ -131,15 +154,16 @@ def many_rows_gemm(
   return out * (row_scale * EPILOGUE) * weight.tensor_scale[layer]
 
 
-def _launch(plan, operands, out_type):
-  tile = plan.tile
+def _launch(plans, operands, out_type):
+  plan, tile = plans[0], plans[0].tile
+  shared = max(plan.shared_bytes for plan in plans)
   cluster = {}
   if tile.cluster > 1:
     cluster = {"cluster": (tile.cluster,), "cluster_names": ("k",)}
   return plgpu.kernel(
-    partial(_kernel, plan, (*operands, "out")),
+    partial(_kernel, plans, (*operands, "out")),
     out_type=out_type,
-    scratch_types=(plgpu.SMEM((plan.shared_bytes // 4,), jnp.uint32),),
+    scratch_types=(plgpu.SMEM((shared // 4,), jnp.uint32),),
     grid=(plan.blocks * tile.splits // tile.cluster,),
     grid_names=("n",),
     num_threads=tile.warpgroups,
@@ -151,7 +175,34 @@ def _launch(plan, operands, out_type):
   )(*operands.values())
 
 
-def _kernel(plan, names, *refs):
-  body = WgmmaBody if isinstance(plan.tile, WgmmaTile) else StreamBody
+def _kernel(plans, names, *refs):
   emit = plgpu.inline_mgpu(arg_types=tuple(plgpu.RefType() for _ in refs))
-  emit(lambda _, *inner: body(plan, names, *inner).emit())(*refs)
+  emit(lambda _, *inner: _emit(plans, names, *inner))(*refs)
+
+
+def _emit(plans, names, *refs):
+  def variant(plan):
+    body = WgmmaBody if isinstance(plan.tile, WgmmaTile) else StreamBody
+    body(plan, names, *refs).emit()
+
+  if len(plans) == 1:
+    variant(plans[0])
+    return
+  wanted = _wanted_mode(refs[names.index("levels")], plans[0].m)
+  for plan in plans:
+    here = mlir.equal(wanted, _MODES.index(plan.mode))
+    mlir.when(here, partial(variant, plan))
+
+
+_MODES = ("4", "6", "mixed")
+
+
+def _wanted_mode(levels, rows):
+  """Index of the mode that up to 32 rows are in, found by each warp."""
+  lane = mlir.and_(ptx.special("tid.x"), 31)
+  row = mlir.minimum(lane, rows - 1)
+  level = ptx.load_global(mlir.offset(mlir.global_address(levels), row, 4))
+  six = ptx.ballot(mlir.less(mlir.const(5), level))
+  mode = mlir.select(mlir.equal(six, 0), mlir.const(0), mlir.const(2))
+  all_six = mlir.equal(six, mlir.const(0xFFFFFFFF))
+  return mlir.select(all_six, mlir.const(1), mode)

@@ -3,10 +3,10 @@
 Everything here runs while a kernel is traced by `plgpu.inline_mgpu`, whose body
 is written in MLIR: Pallas has no public operation for float16 pairs in 32-bit
 registers, `mma.sync`, or copies by the copy engine into a ring whose parts
-differ. This file alone imports jaxlib's MLIR bindings and Mosaic's helpers,
-which come without a promise of stability; the rest of the kernels builds on the
-names below. Values are 32-bit integers unless said otherwise; a pair of float16
-travels as one.
+differ. This file and `scalars.py` alone import jaxlib's MLIR bindings and
+Mosaic's helpers, which come without a promise of stability; the rest of the
+kernels builds on the names below. Values are 32-bit integers unless said
+otherwise; a pair of float16 travels as one.
 """
 
 from collections.abc import Callable, Sequence
@@ -135,6 +135,11 @@ def add_f32(a: Value, b: Value) -> Value:
 def mul_f32(a: Value, b: Value) -> Value:
   """Product of float32."""
   return arith.mulf(a, b)
+
+
+def div_f32(a: Value, b: Value) -> Value:
+  """Quotient of float32."""
+  return arith.divf(a, b)
 
 
 def as_value(x: Value | int) -> Value:

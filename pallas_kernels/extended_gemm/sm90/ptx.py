@@ -67,6 +67,13 @@ def load_global_f32(address: Value) -> Value:
   return asm("ld.global.nc.f32 $0, [$1];", f32(), address)
 
 
+def load_global4_f32(address: Value) -> tuple[Value, ...]:
+  """Four float32 that no kernel writes meanwhile."""
+  return asm(
+    "ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];", [f32()] * 4, address
+  )
+
+
 def store_global_f32(address: Value, value: Value) -> None:
   """A float32 to device memory."""
   asm("st.global.f32 [$0], $1;", None, address, value, volatile=True)
@@ -245,6 +252,43 @@ def copy_bulk(shared: Value, source: Value, size: Value, barrier: Value):
     barrier,
     volatile=True,
   )
+
+
+def from_lane(value: Value, distance: int) -> Value:
+  """The value of the lane whose number differs in the bit `distance`."""
+  return asm(
+    f"shfl.sync.bfly.b32 $0, $1, {distance}, 0x1f, 0xffffffff;",
+    f32(),
+    value,
+    volatile=True,
+  )
+
+
+def ballot(condition: Value) -> Value:
+  """A bit for each lane of the warp."""
+  return asm(
+    "vote.sync.ballot.b32 $0, $1, 0xffffffff;", i32(), condition, volatile=True
+  )
+
+
+def rsqrt(x: Value) -> Value:
+  """`1 / sqrt(x)`, within 2 ulp."""
+  return asm("rsqrt.approx.f32 $0, $1;", f32(), x)
+
+
+def exp2(x: Value) -> Value:
+  """`2**x`, within 2 ulp."""
+  return asm("ex2.approx.f32 $0, $1;", f32(), x)
+
+
+def half2(low: Value, high: Value) -> Value:
+  """Two float32 rounded to a float16 pair."""
+  return asm("cvt.rn.f16x2.f32 $0, $1, $2;", i32(), high, low)
+
+
+def store_shared_f32(address: Value, value: Value) -> None:
+  """A float32 to shared memory."""
+  asm("st.shared.f32 [$0], $1;", None, address, value, volatile=True)
 
 
 def permute(a: Value, b: Value | int, selector: int) -> Value:

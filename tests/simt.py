@@ -1,0 +1,221 @@
+"""Runs a kernel's body on numpy, every thread of every block at once.
+
+A value is an array [blocks, threads]. Loads and stores check their bounds;
+threads that a condition leaves out touch nothing.
+"""
+
+import contextlib
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_SPACE = 1 << 40
+"""Addresses from one operand to the next."""
+
+
+class Machine:
+  """Memory and threads; `mlir`, `ptx` and `scalars` stand in for the modules.
+
+  Attributes:
+    arrays: Operands in device memory, in the order of the kernel's.
+    shared: Words of shared memory, `[blocks, words]`.
+  """
+
+  def __init__(self, arrays, blocks, threads, shared_words=1):
+    self.arrays = [np.ascontiguousarray(array) for array in arrays]
+    self.shape = blocks, threads
+    self.shared = np.full((blocks, shared_words), np.nan, np.float32)
+    self.active = np.ones(self.shape, bool)
+    self.mlir = self._namespace("mlir")
+    self.ptx = self._namespace("ptx")
+    self.scalars = types.SimpleNamespace(run=self._scalars)
+
+  @property
+  def refs(self):
+    """What a body takes: operands, then shared memory."""
+    return list(range(len(self.arrays) + 1))
+
+  def _namespace(self, prefix):
+    names = [name for name in dir(self) if name.startswith(prefix + "_")]
+    return types.SimpleNamespace(
+      **{name.removeprefix(prefix + "_"): getattr(self, name) for name in names}
+    )
+
+  def _full(self, value, dtype=np.uint32):
+    return np.broadcast_to(np.asarray(value, dtype), self.shape)
+
+  def _word(self, value):
+    if isinstance(value, int):
+      return self._full(value % 2**32)
+    return value
+
+  def _scalars(self, function, *values):
+    out = jax.tree.leaves(function(*map(jnp.asarray, values)))
+    return [np.asarray(one) for one in out]
+
+  # mlir
+
+  def mlir_const(self, value):
+    return self._full(value % 2**32)
+
+  def mlir_const_f32(self, value):
+    return self._full(value, np.float32)
+
+  def mlir_zero_f32(self):
+    return self.mlir_const_f32(0.0)
+
+  def mlir_add(self, a, b):
+    return self._word(a) + self._word(b)
+
+  def mlir_sub(self, a, b):
+    return self._word(a) - self._word(b)
+
+  def mlir_mul(self, a, b):
+    return self._word(a) * self._word(b)
+
+  def mlir_div(self, a, b):
+    return a // np.uint32(b)
+
+  def mlir_rem(self, a, b):
+    return a % np.uint32(b)
+
+  def mlir_shl(self, a, b):
+    return a << np.uint32(b)
+
+  def mlir_shr(self, a, b):
+    return a >> np.uint32(b)
+
+  def mlir_and_(self, a, b):
+    return a & self._word(b)
+
+  def mlir_less(self, a, b):
+    return a < self._word(b)
+
+  def mlir_equal(self, a, b):
+    return a == self._word(b)
+
+  def mlir_both(self, a, b):
+    return a & b
+
+  def mlir_select(self, condition, a, b):
+    return np.where(condition, a, b)
+
+  def mlir_minimum(self, a, b):
+    return np.minimum(a, self._word(b))
+
+  def mlir_add_f32(self, a, b):
+    return a + b
+
+  def mlir_mul_f32(self, a, b):
+    return a * b
+
+  def mlir_div_f32(self, a, b):
+    return a / b
+
+  def mlir_global_address(self, ref):
+    return self._full((ref + 1) * _SPACE, np.int64)
+
+  def mlir_shared_address(self, ref):
+    return self._full(0)
+
+  def mlir_offset(self, address, elements, size=1):
+    return address + elements.astype(np.int64) * size
+
+  def mlir_add_wide(self, address, size):
+    return address + size
+
+  def mlir_when(self, condition, body):
+    before = self.active
+    self.active = before & condition
+    body()
+    self.active = before
+
+  # ptx
+
+  def ptx_special(self, name):
+    blocks, threads = self.shape
+    if name == "tid.x":
+      return self._full(np.arange(threads)[None])
+    assert name == "ctaid.x"
+    return self._full(np.arange(blocks)[:, None])
+
+  def _place(self, address, size):
+    """The one operand that an access goes to, and bytes into it."""
+    wanted = address[self.active]
+    (number,) = set((wanted // _SPACE).tolist())
+    array = self.arrays[number - 1].reshape(-1).view(np.uint8)
+    at = address - number * _SPACE
+    inside = at[self.active]
+    assert (inside % size == 0).all(), "misaligned"
+    assert (inside >= 0).all(), "before the operand"
+    assert (inside + size <= len(array)).all(), "past the operand"
+    return array, np.where(self.active, at, 0)
+
+  def _load(self, address, count, dtype):
+    array, at = self._place(address, 4 * count)
+    spread = at[..., None] + np.arange(4 * count)
+    words = np.ascontiguousarray(array[spread]).view(dtype)
+    return tuple(words[..., n] for n in range(count))
+
+  def _store(self, address, values):
+    array, at = self._place(address, 4 * len(values))
+    raw = np.ascontiguousarray(np.stack(values, axis=-1)).view(np.uint8)
+    spread = at[..., None] + np.arange(4 * len(values))
+    array[spread[self.active]] = raw[self.active]
+
+  def ptx_load_global(self, address):
+    return self._load(address, 1, np.uint32)[0]
+
+  def ptx_load_global4_f32(self, address):
+    return self._load(address, 4, np.float32)
+
+  def ptx_store_global2(self, address, values):
+    self._store(address, values)
+
+  def ptx_store_global_f32(self, address, value):
+    self._store(address, [np.asarray(value, np.float32)])
+
+  def ptx_store_shared_f32(self, address, value):
+    blocks = np.broadcast_to(np.arange(self.shape[0])[:, None], self.shape)
+    self.shared[blocks[self.active], address[self.active] // 4] = value[
+      self.active
+    ]
+
+  def ptx_load_shared4_f32(self, address, at=0):
+    blocks = np.arange(self.shape[0])[:, None]
+    return tuple(self.shared[blocks, (address + at) // 4 + n] for n in range(4))
+
+  def ptx_from_lane(self, value, distance):
+    return value[:, np.arange(self.shape[1]) ^ distance]
+
+  def ptx_ballot(self, condition):
+    lanes = condition.reshape(self.shape[0], -1, 32)
+    bits = (lanes.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(-1)
+    return np.repeat(bits.astype(np.uint32), 32, axis=1)
+
+  def ptx_block_barrier(self):
+    assert self.active.all(), "a barrier that not all threads reach"
+
+  def ptx_rsqrt(self, x):
+    return (1 / np.sqrt(x)).astype(np.float32)
+
+  def ptx_exp2(self, x):
+    return np.exp2(x).astype(np.float32)
+
+  def ptx_half2(self, low, high):
+    pair = np.stack([low, high], axis=-1).astype(np.float16)
+    return np.ascontiguousarray(pair).view(np.uint32)[..., 0]
+
+
+@contextlib.contextmanager
+def replaced(monkeypatch, machine, *modules):
+  """Lets modules run on the machine."""
+  with monkeypatch.context() as patch:
+    for module in modules:
+      for name in ("mlir", "ptx", "scalars"):
+        if hasattr(module, name):
+          patch.setattr(module, name, getattr(machine, name))
+    with np.errstate(all="ignore"):
+      yield
