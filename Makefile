@@ -37,7 +37,7 @@ demo: $(DEMO)/autoematic.json
 # lies there is of no use and is replaced.
 $(DEMO)/autoematic.json: | $(VENV)/.demo
 	@gguf=$$($(BIN)/python tools/demo_weights.py) && \
-	  $(BIN)/autoematic convert "$$gguf" $(@D) --format autofp6 --levels 4,6 --force
+	  $(BIN)/autoematic convert "$$gguf" $(@D) --format autofp6 --force
 
 test: $(VENV)/.test $(if $(PARITY),$(VENV)/.parity)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "$(MARKERS)" $(TESTS)

@@ -35,7 +35,7 @@ def main() -> None:
   parser.add_argument("reports", nargs="+", metavar="SPLIT=FILE")
   parser.add_argument("--scores", nargs="*", default=[], metavar="SPLIT=FILE")
   parser.add_argument("--json", type=Path)
-  parser.add_argument("--plot", help="of the reports under the paper's policy")
+  parser.add_argument("--plot", help="of the reports under the defaults")
   args = parser.parse_args()
   found = [(split, load(file)) for split, file in map(_pair, args.reports)]
   if args.json:
@@ -66,7 +66,7 @@ def main() -> None:
       keys=("model", "split", "policy"),
       command=shlex.join(["python", *sys.argv]),
     )
-  drawn = [(s, r) for s, r in found if label(r["policy"]) == "paper"]
+  drawn = [(s, r) for s, r in found if label(r["policy"]) == "adaptive"]
   for split, report in drawn:
     print(f"{report['checkpoint']}, {split}:", ranks_text(report))
   if args.plot:
@@ -124,12 +124,12 @@ def row_of_task(key: tuple[str, str, str], task: dict) -> dict:
 
 
 def rows_of(split: str, report: dict, scores: dict) -> list[dict]:
-  """Rows of the policies; under other constants, of `adaptive` alone.
+  """Rows of the policies; under other than the default constants, of one.
 
   Takes the tasks that belong to them out of `scores`.
   """
   adaptive = label(report["policy"])
-  rows = report["rows"] if adaptive == "paper" else report["rows"][:1]
+  rows = report["rows"] if adaptive == "adaptive" else report["rows"][:1]
   model = Path(report["checkpoint"]).name
   found = []
   for row in rows:

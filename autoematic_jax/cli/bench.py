@@ -5,9 +5,12 @@ import argparse
 import jax
 from tqdm import tqdm
 
+from autoematic_jax import reporting
 from autoematic_jax.cli import arguments
 from autoematic_jax.errors import AutoematicError
 from autoematic_jax.evaluation import decode_speed
+from autoematic_jax.evaluation import environment
+from autoematic_jax.evaluation import kernel_plot
 from autoematic_jax.evaluation import kernels
 from autoematic_jax.evaluation import reports
 from autoematic_jax.evaluation import speed
@@ -62,6 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
   products.add_argument("--repeats", type=int, default=15, metavar="N")
   products.add_argument("--json", metavar="FILE", help="also writes the rows")
+  products.add_argument(
+    "--plot",
+    metavar="PNG",
+    help="draws speed against bf16 by rows (needs matplotlib)",
+  )
   decode = kinds.add_parser(
     "decode", help="a decode step of large models, with random weights"
   )
@@ -128,6 +136,12 @@ def _kernels(args):
     forms=_names("--forms", args.forms, kernels.FORMS),
     repeats=_numbers("--repeats", str(args.repeats))[0],
   )
+  if args.plot:
+    reporting.require_matplotlib()
+    if "bf16" not in options.forms:
+      raise AutoematicError(
+        "--plot shows speed against bf16: add it to --forms"
+      )
   limits = kernels.limits()
   print(
     f"products by {kernels.implementation()}; limits here:"
@@ -140,6 +154,12 @@ def _kernels(args):
     tqdm.write(kernels.line(row))
     if args.json:
       reports.write(args.json, found, limits=limits)
+  if args.plot:
+    machine = environment.machine()["device"]
+    kernel_plot.draw(
+      found, f"{kernels.implementation()} on {machine}", args.plot
+    )
+    print(f"drawn to {args.plot}")
   return 0
 
 

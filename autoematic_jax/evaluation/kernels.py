@@ -13,19 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from tqdm import tqdm
 
-from autoematic_jax import formats
 from autoematic_jax.errors import AutoematicError
-from autoematic_jax.evaluation import synthetic
-from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
-from autoematic_jax.pallas_kernels.extended_gemm import DECODE_ROW_TILE
-from autoematic_jax.pallas_kernels.extended_gemm import PREFILL_ROW_TILE
-from autoematic_jax.pallas_kernels.extended_gemm import expand
-from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
-from autoematic_jax.pallas_kernels.extended_gemm import prepack
-from autoematic_jax.pallas_kernels.extended_gemm import xla
+from autoematic_jax.evaluation.kernel_forms import FORMS
+from autoematic_jax.evaluation.kernel_forms import Forms
+from autoematic_jax.evaluation.kernel_forms import implementation
 
 SHAPES = {
   "qwen3-8b": ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)),
@@ -34,10 +27,6 @@ SHAPES = {
   "small": ((512, 512), (256, 1024)),
 }
 """Outputs and inputs of a layer's GEMMs: q, k and v joined, gate and up too."""
-
-FORMS = ("bf16", "nvfp4", "autofp6", "mixed", "sub-batches")
-"""`mixed` and `sub-batches`: half of the rows at 4 bits and half at 6, in one
-product or in one for each level."""
 
 _L2_BYTES = 120e6
 
@@ -61,11 +50,6 @@ class KernelOptions:
   rows: tuple[int, ...]
   forms: tuple[str, ...] = FORMS
   repeats: int = 15
-
-
-def implementation() -> str:
-  """What runs the products here."""
-  return "mosaic_sm90" if mosaic_sm90.runs() else "xla"
 
 
 def limits() -> dict[str, float]:
@@ -103,59 +87,38 @@ def measure_all(
   total = len(shapes) * len(options.rows) * len(options.forms)
   with tqdm(total=total, unit="form") as progress:
     for n, k in dict.fromkeys(shapes):
-      layers = _layers(n, k)
-      packed: dict[Any, Any] = {}
+      made = Forms(n, k, _layer_count(n, k))
       for m in options.rows:
         base = None
         for form in options.forms:
           progress.set_postfix_str(f"{form} {m} x {n} x {k}")
-          row = _measure(form, m, layers, packed, options.repeats, found)
+          row = _measure(form, m, made, options.repeats, found)
           base = row["us"] if form == "bf16" else base
           row["ratio_to_bf16"] = base / row["us"] if base else None
           progress.update()
           yield row
 
 
-def _layers(n, k):
-  """Random tensors of some layers, together more than the L2 cache holds."""
-  on_cpu = jax.default_backend() == "cpu"
-  count = 1 if on_cpu else max(2, round(2 * _L2_BYTES / (n * k * 9 / 16)))
-  return [
-    synthetic.random_weight(layer, n, k) for layer in range(min(12, count))
-  ]
+def _layer_count(n, k):
+  """Layers that together are more than the L2 cache holds."""
+  if jax.default_backend() == "cpu":
+    return 1
+  return min(12, max(2, round(2 * _L2_BYTES / (n * k * 9 / 16))))
 
 
-def _measure(form, m, layers, packed, repeats, found):
-  n, k = layers[0].rows, layers[0].columns
-  x = jax.random.normal(jax.random.key(m), (m, k), jnp.float32)
-  if form == "bf16":
-    operand, run, weight, size = _bf16(x, layers, packed)
-    wanted = jnp.dot(x, formats.dequantize(layers[-1]).T, precision="highest")
-  else:
-    levels = np.resize({"nvfp4": 4, "autofp6": 6}.get(form, [4, 6]), m)
-    present = tuple(np.unique(levels).tolist())
-    operand = quantize_rows(x, jnp.asarray(levels, jnp.int32), present=present)
-    tensors = (
-      layers
-      if form != "nvfp4"
-      else list(map(synthetic.without_offsets, layers))
-    )
-    key = (form == "nvfp4", m <= 16)
-    if key not in packed:
-      packed[key] = _pack(tensors, max_rows=16 if m <= 16 else 64)
-    weight, size = packed[key], tensors[0].nbytes
-    run = _apart(levels) if form == "sub-batches" else partial(_run, present)
-    wanted = _expected(operand, layers[-1], levels)
-  last = jax.jit(partial(run, layer=len(layers) - 1))
-  _check(form, last(operand, weight), wanted, (m, n, k))
+def _measure(form, m, forms, repeats, found):
+  n, k, layers = forms.n, forms.k, len(forms.layers)
+  case = forms.case(form, m)
+  last = jax.jit(partial(case.run, layer=layers - 1))
+  _check(form, last(case.operand, case.weight), case.wanted, (m, n, k))
 
   @jax.jit
   def every_layer(operand, weight):
-    return [run(operand, weight, layer) for layer in range(len(layers))]
+    return [case.run(operand, weight, layer) for layer in range(layers)]
 
   def rates(seconds):
-    us = seconds(every_layer, repeats, operand, weight) / len(layers) * 1e6
-    tb_per_s, tflops = size / us / 1e6, 2 * m * n * k / us / 1e6
+    us = seconds(every_layer, repeats, case.operand, case.weight) / layers * 1e6
+    tb_per_s, tflops = case.nbytes / us / 1e6, 2 * m * n * k / us / 1e6
     share = max(tb_per_s / found["tb_per_s"], tflops / found["bf16_tflops"])
     return {
       "us": us,
@@ -176,62 +139,6 @@ def _measure(form, m, layers, packed, repeats, found):
     "k": k,
     **row,
   }
-
-
-def _bf16(x, layers, packed):
-  if "bf16" not in packed:
-    packed["bf16"] = [
-      formats.dequantize(one).astype(jnp.bfloat16) for one in layers
-    ]
-
-  def dot(x, weights, layer):
-    # Layers lie apart: taking one of a stack would copy it.
-    return jnp.dot(x, weights[layer].T, preferred_element_type=jnp.float32)
-
-  size = 2 * layers[0].rows * layers[0].columns
-  return x.astype(jnp.bfloat16), dot, packed["bf16"], size
-
-
-def _run(present, rows, weight, layer):
-  layer = jnp.asarray(layer)
-  if implementation() == "mosaic_sm90":
-    return mosaic_sm90.multiply(rows, weight, layer, present=present)
-  tile = PREFILL_ROW_TILE if len(rows.levels) > 8 else DECODE_ROW_TILE
-  return xla.extended_gemm(rows, weight, layer, present=present, row_tile=tile)
-
-
-def _apart(levels):
-  """Each level's rows in a product of their own."""
-  parts = {level: np.flatnonzero(levels == level) for level in (4, 6)}
-  parts = {level: part for level, part in parts.items() if len(part)}
-  order = np.argsort(np.concatenate(list(parts.values())))
-
-  def run(rows, weight, layer):
-    products = []
-    for level, part in parts.items():
-      some = jax.tree.map(lambda array, part=part: array[part], rows)
-      products.append(_run((level,), some, weight, layer))
-    return jnp.concatenate(products)[order]
-
-  return run
-
-
-def _pack(tensors, max_rows):
-  if implementation() == "mosaic_sm90":
-    return prepack([[one] for one in tensors], max_rows=max_rows)
-  expanded = [expand([one]) for one in tensors]
-  return jax.tree.map(lambda *a: jnp.stack(a), *expanded)
-
-
-def _expected(rows, weight, levels):
-  """Float32 products, each row's at its level."""
-  a = rows.scaled(rows.values + rows.delta) * rows.tensor_scale
-  out = jnp.zeros((len(levels), weight.rows), jnp.float32)
-  for level in np.unique(levels).tolist():
-    w = formats.dequantize(weight, level)
-    product = jnp.dot(a, w.T, precision="highest")
-    out = jnp.where((levels == level)[:, None], product, out)
-  return out
 
 
 def _check(form, actual, wanted, shape):

@@ -52,6 +52,18 @@ MODELS = {
     rope_theta=5e5,
     max_positions=131072,
   ),
+  "smollm2-135m": ModelConfig(
+    family="llama",
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    rope_theta=1e5,
+    max_positions=8192,
+  ),
   "small": ModelConfig(
     family="qwen3",
     vocab_size=2048,

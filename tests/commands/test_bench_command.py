@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from autoematic_jax.errors import AutoematicError
+from autoematic_jax.evaluation import kernel_forms
 from autoematic_jax.evaluation import kernels
 
 
@@ -79,10 +80,49 @@ def test_kernels_report_each_form_beside_bf16(run, tmp_path, monkeypatch):
 def test_kernels_time_nothing_that_is_wrong(run, monkeypatch):
   monkeypatch.setitem(kernels.SHAPES, "small", ((96, 64),))
   monkeypatch.setattr(
-    kernels.xla, "extended_gemm", lambda rows, *_, **__: jnp.zeros((3, 96))
+    kernel_forms.xla, "extended_gemm", lambda rows, *_, **__: jnp.zeros((3, 96))
   )
   with pytest.raises(AutoematicError, match="nvfp4 of 3 x 96 x 64 is off by"):
     run("bench", "kernels", "--rows", "3", "--repeats", "1")
+
+
+def test_kernels_are_drawn_by_shape_and_form(run, tmp_path, monkeypatch):
+  monkeypatch.setitem(kernels.SHAPES, "small", ((96, 64), (64, 96)))
+  picture = tmp_path / "kernels.png"
+  run(
+    *("bench", "kernels", "--rows", "1,3", "--repeats", "1"),
+    *("--forms", "bf16,nvfp4,extended-k", "--plot", picture),
+  )
+  assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_decode_steps_of_large_shapes(run, tmp_path):
+  report = tmp_path / "decode.json"
+  code, out, _ = run(
+    *("bench", "decode", "--models", "small", "--steps", "2"),
+    *("--repeats", "1", "--batches", "1,2", "--contexts", "8"),
+    *("--precisions", "nvfp4,adaptive", "--json", report),
+  )
+  assert code == 0
+  assert "products by xla" in out
+  assert "signals alone, small, batch 2" in out
+  rows = json.loads(report.read_text())["rows"]
+  assert [(row["precision"], row["batch"]) for row in rows] == [
+    ("nvfp4", 1),
+    ("nvfp4", 2),
+    ("adaptive", 1),
+    ("adaptive", 2),
+  ]
+  for row in rows:
+    tokens = row["tokens_per_s"] * row["step_us"] / 1e6
+    assert tokens == pytest.approx(row["batch"])
+
+
+def test_unknown_models_are_named(run):
+  with pytest.raises(AutoematicError, match="--models gpt.*qwen3-8b"):
+    run("bench", "decode", "--models", "gpt")
+  with pytest.raises(AutoematicError, match="--batches 0"):
+    run("bench", "decode", "--batches", "0")
 
 
 def test_unknown_forms_and_shapes_are_named(run):
