@@ -69,9 +69,29 @@ def topk_entropy(logits: Float[Array, "B V"], k: int) -> Float[Array, "B"]:
   k = min(k, logits.shape[-1])
   if k == 1:
     return jnp.zeros(logits.shape[:-1], jnp.float32)
-  top, _ = jax.lax.top_k(logits.astype(jnp.float32), k)
-  p = softmax(top)
+  p = softmax(_largest(logits.astype(jnp.float32), k))
   # log(p) would be -inf where p underflows; there p * log(p) is 0.
   terms = jnp.where(p == 0, 0.0, p * jnp.log(p))
   entropy = -ordered_sum(terms) / np.log(k)
   return jnp.clip(entropy, 0.0, 1.0)
+
+
+_ROWS = 64
+
+
+def _largest(x, k):
+  """The k largest values, in order.
+
+  They lie in the k columns of the largest maxima: sorting those costs a
+  hundredth of sorting a vocabulary.
+  """
+  columns = -(-x.shape[-1] // _ROWS)
+  if columns <= k:
+    return jax.lax.top_k(x, k)[0]
+  missing = columns * _ROWS - x.shape[-1]
+  pad = [(0, 0)] * (x.ndim - 1) + [(0, missing)]
+  table = jnp.pad(x, pad, constant_values=-jnp.inf)
+  table = table.reshape(*x.shape[:-1], _ROWS, columns)
+  _, best = jax.lax.top_k(jnp.max(table, axis=-2), k)
+  some = jnp.take_along_axis(table, best[..., None, :], axis=-1)
+  return jax.lax.top_k(some.reshape(*x.shape[:-1], -1), k)[0]

@@ -96,12 +96,17 @@ class QuantizedLinear(nnx.Module):
     self.bias = nnx.Param(bias) if bias is not None else None
     self.activation = activation
 
+  @property
+  def runs_on_hopper(self) -> bool:
+    """Whether its products are the Hopper kernels'."""
+    return isinstance(self.weight.get_value(), FragmentWeight)
+
   def __call__(
     self, x: Float[Array, "B T F"], precision: Precision, before: Before = None
   ) -> Float[Array, "B T N"]:
     batch, tokens, _ = x.shape
     stacked = self.weight.get_value()
-    on_device = tokens == 1 and isinstance(stacked, FragmentWeight)
+    on_device = tokens == 1 and self.runs_on_hopper
     if before is not None and not on_device:
       x = before(x, precision.layer)
     gemm = partial(

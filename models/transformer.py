@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from autoematic_jax import bfloat16
 from autoematic_jax import kv_cache
+from autoematic_jax import kv_codecs
 from autoematic_jax import policy as policy_lib
 from autoematic_jax import signals
 from autoematic_jax.models import attention
@@ -28,6 +29,7 @@ from autoematic_jax.models.layers import Precision
 from autoematic_jax.models.layers import QuantizedLinear
 from autoematic_jax.models.layers import RMSNorm
 from autoematic_jax.models.layers import output_head
+from autoematic_jax.pallas_kernels import attention as packed_attention
 from autoematic_jax.pallas_kernels.extended_gemm import Gate
 from autoematic_jax.pallas_kernels.extended_gemm import rms_norm
 
@@ -115,9 +117,25 @@ class DecoderLayer(nnx.Module):
       values.swapaxes(1, 2),
       precision.kv_levels,
     )
-    all_keys, all_values = kv_cache.read(cache, layer)
-    mixed = attention.attend(queries, all_keys, all_values, context.positions)
+    if tokens == 1 and self._attends_packed(cache):
+      mixed = packed_attention.attend(
+        queries[:, 0],
+        cache.planes["codes"],
+        cache.planes["scales"],
+        context.positions[:, 0],
+        layer,
+      )
+    else:
+      all_keys, all_values = kv_cache.read(cache, layer)
+      mixed = attention.attend(queries, all_keys, all_values, context.positions)
     return mixed.reshape(batch, tokens, -1), cache
+
+  def _attends_packed(self, cache):
+    """Whether a kernel attends over the cache as it is packed."""
+    if not isinstance(self.output, QuantizedLinear):
+      return False
+    width = kv_codecs.padded_dim(cache.head_dim)
+    return self.output.runs_on_hopper and width in packed_attention.HEAD_WIDTHS
 
   def _normed(self, heads, queries, layer):
     """Norms of queries and keys, side by side `[B, T, heads, D]`."""

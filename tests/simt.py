@@ -90,6 +90,23 @@ class Machine:
   def mlir_and_(self, a, b):
     return a & self._word(b)
 
+  def mlir_or_(self, a, b):
+    return a | self._word(b)
+
+  def mlir_sub_f32(self, a, b):
+    return a - b
+
+  def mlir_max_f32(self, a, b):
+    return np.maximum(a, b)
+
+  def mlir_as_f32(self, bits):
+    return np.ascontiguousarray(bits).view(np.float32)
+
+  def mlir_loop(self, count, carried, body):
+    for i in range(count):
+      carried = body(self.mlir_const(i), list(carried))
+    return list(carried)
+
   def mlir_less(self, a, b):
     return a < self._word(b)
 
@@ -171,6 +188,16 @@ class Machine:
   def ptx_load_global4_f32(self, address):
     return self._load(address, 4, np.float32)
 
+  def ptx_load_global4(self, address):
+    return self._load(address, 4, np.uint32)
+
+  def ptx_load_global_f32(self, address):
+    return self._load(address, 1, np.float32)[0]
+
+  def ptx_load_global8(self, address):
+    array, at = self._place(address, 1)
+    return array[at].astype(np.uint32)
+
   def ptx_store_global2(self, address, values):
     self._store(address, values)
 
@@ -178,14 +205,24 @@ class Machine:
     self._store(address, [np.asarray(value, np.float32)])
 
   def ptx_store_shared_f32(self, address, value):
+    self.ptx_store_shared4_f32(address, [value])
+
+  def ptx_store_shared4_f32(self, address, values, at=0):
     blocks = np.broadcast_to(np.arange(self.shape[0])[:, None], self.shape)
-    self.shared[blocks[self.active], address[self.active] // 4] = value[
-      self.active
-    ]
+    for n, value in enumerate(values):
+      place = (address + at) // 4 + n
+      value = np.broadcast_to(value, self.shape)
+      self.shared[blocks[self.active], place[self.active]] = value[self.active]
+
+  def ptx_load_shared_f32(self, address, at=0):
+    return self._shared(address, at)
 
   def ptx_load_shared4_f32(self, address, at=0):
-    blocks = np.arange(self.shape[0])[:, None]
-    return tuple(self.shared[blocks, (address + at) // 4 + n] for n in range(4))
+    return tuple(self._shared(address, at + 4 * n) for n in range(4))
+
+  def _shared(self, address, at):
+    place = np.where(self.active, (address + at) // 4, 0)
+    return self.shared[np.arange(self.shape[0])[:, None], place]
 
   def ptx_from_lane(self, value, distance):
     return value[:, np.arange(self.shape[1]) ^ distance]
@@ -196,7 +233,9 @@ class Machine:
     return np.repeat(bits.astype(np.uint32), 32, axis=1)
 
   def ptx_block_barrier(self):
-    assert self.active.all(), "a barrier that not all threads reach"
+    some = self.active.any(axis=1)
+    together = self.active.all(axis=1) == some
+    assert together.all(), "a barrier that not all threads of a block reach"
 
   def ptx_rsqrt(self, x):
     return (1 / np.sqrt(x)).astype(np.float32)

@@ -16,6 +16,7 @@ from jax.experimental import topologies
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig
 )
+from autoematic_jax.pallas_kernels import attention
 from autoematic_jax.pallas_kernels.extended_gemm import FragmentWeight
 from autoematic_jax.pallas_kernels.extended_gemm import Gate, Norm
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import launch, quantize
@@ -51,7 +52,7 @@ tile = {
   "alone": StreamTile(**stream | dict(tiles=1, row_warps=16, column_warps=1)),
   "wgmma": WgmmaTile(**wgmma, group=2),
   "wgmma cluster": WgmmaTile(**wgmma, group=4, cluster=2),
-}[kind if kind not in ("unpack", "quantize") else "stream"]
+}[kind if "stream cluster alone wgmma".find(kind) >= 0 else "stream"]
 n, steps, slices, side = 512, 8, tile.slices, tile.tiles
 blocks = n // (16 * side)
 weight = FragmentWeight(
@@ -68,7 +69,16 @@ weight = FragmentWeight(
 )
 x = array((m, 64 * steps * slices), jnp.float16)
 levels = array((m,), jnp.int32)
-if kind == "quantize":
+if kind == "attend":
+  width = int(mode)
+  x = array((m, 8, width), jnp.float32)
+  scale = array((2, m, 4, 1152, width // 16), jnp.uint8)
+  weight = array((2, m, 4, 1152, width), jnp.uint8)
+  layer = array((), jnp.int32)
+
+  def run(x, codes, scales, positions, layer):
+    return attention.attend(x, codes, scales, positions, layer)
+elif kind == "quantize":
   columns = 64 * steps * slices
   before = {"4": None, "norm": Norm(
     scale=array((2, columns), jnp.float32), epsilon=1e-5
@@ -128,6 +138,9 @@ def missing():
     ("unpack", "4", 300, "STG.E.128"),
     ("unpack", "6", 300, "STG.E.128"),
     ("unpack", "mixed", 300, "STG.E.64"),
+    ("attend", "64", 3, "FFMA"),
+    ("attend", "128", 1, "FFMA"),
+    ("attend", "256", 1, "FFMA"),
     ("quantize", "4", 5, "STG.E.64"),
     ("quantize", "norm", 5, "MUFU.RSQ"),
     ("quantize", "gate", 5, "MUFU.EX2"),

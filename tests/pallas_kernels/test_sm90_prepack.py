@@ -17,9 +17,9 @@ from autoematic_jax.pallas_kernels.extended_gemm import prepack
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import UNIT_WORDS
 from autoematic_jax.pallas_kernels.extended_gemm.prepack import column_order
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import decode
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import mlir
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import ptx
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.tiles import Packing
+from autoematic_jax.pallas_kernels.sm90 import mlir
+from autoematic_jax.pallas_kernels.sm90 import ptx
 
 
 def make(rng, n, k, fmt="autofp6", decoding="exponent", rho=0.2):

@@ -27,6 +27,22 @@ def test_entropy_edges():
   assert found[1] == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("vocabulary", [640, 641, 703, 5000])
+def test_entropy_of_a_large_vocabulary_is_that_of_its_largest(vocabulary):
+  rng = np.random.default_rng(vocabulary)
+  logits = 3 * rng.standard_normal((4, vocabulary)).astype(np.float32)
+  # The largest side by side, one after the other in memory, and equal.
+  logits[1, :9] += 50
+  logits[2, ::64] += 50
+  logits[3] = 0
+  top = np.sort(logits.astype(np.float64))[:, -10:]
+  p = np.exp(top - top.max(axis=1, keepdims=True))
+  p /= p.sum(axis=1, keepdims=True)
+  wanted = -(p * np.log(p)).sum(axis=1) / np.log(10)
+  found = signals.topk_entropy(jnp.asarray(logits), 10)
+  np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
 @pytest.mark.parametrize("reduction", signals.REDUCTIONS)
 def test_activity_matches_float64_and_ignores_padding(reduction):
   rng = np.random.default_rng(0)

@@ -148,15 +148,19 @@ def test_no_module_imports(root, name):
 
 
 @pytest.mark.parametrize(
-  "name", ["jaxlib", "jax.experimental.mosaic.gpu.utils"]
+  ("name", "modules"),
+  [
+    ("jaxlib", ["mlir", "scalars"]),
+    ("jax.experimental.mosaic.gpu.utils", ["mlir"]),
+  ],
 )
-def test_one_module_imports_mlir(root, name):
+def test_few_modules_import_mlir(root, name, modules):
   """Neither promises stability, but nothing public multiplies from registers.
 
   `plgpu.inline_mgpu` is public; what its body is written in is not.
   """
-  only = "pallas_kernels/extended_gemm/sm90/mlir.py"
-  assert files_importing(root, name) == [only]
+  only = [f"pallas_kernels/sm90/{module}.py" for module in modules]
+  assert files_importing(root, name) == only
 
 
 def test_tests_import_the_package_by_its_full_name(root):

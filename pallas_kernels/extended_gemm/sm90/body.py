@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import UNIT_BYTES
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import decode
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import mlir
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import ptx
-from autoematic_jax.pallas_kernels.extended_gemm.sm90.mlir import Value
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Plan
+from autoematic_jax.pallas_kernels.sm90 import mlir
+from autoematic_jax.pallas_kernels.sm90 import ptx
+from autoematic_jax.pallas_kernels.sm90.mlir import Value
 
 
 class Body:

@@ -7,8 +7,8 @@ integers.
 from collections.abc import Sequence
 from typing import Any
 
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import mlir
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import ptx
+from autoematic_jax.pallas_kernels.sm90 import mlir
+from autoematic_jax.pallas_kernels.sm90 import ptx
 
 Bits = Any
 """A 32-bit value of the kernel; numpy integers in tests."""

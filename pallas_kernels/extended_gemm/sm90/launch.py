@@ -11,8 +11,6 @@ from jaxtyping import Array, Float, Int
 
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import mlir
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import ptx
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import unpack
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.decode import EPILOGUE
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Mode
@@ -24,6 +22,8 @@ from autoematic_jax.pallas_kernels.extended_gemm.sm90.rows import permute_rows
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.rows import stage_rows
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.stream import StreamBody
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.wgmma import WgmmaBody
+from autoematic_jax.pallas_kernels.sm90 import mlir
+from autoematic_jax.pallas_kernels.sm90 import ptx
 
 
 def decode_gemm(

@@ -26,10 +26,10 @@ from autoematic_jax.pallas_kernels.extended_gemm.before import Before
 from autoematic_jax.pallas_kernels.extended_gemm.before import Gate
 from autoematic_jax.pallas_kernels.extended_gemm.before import Norm
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import group
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import mlir
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import ptx
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import scalars
-from autoematic_jax.pallas_kernels.extended_gemm.sm90.mlir import Value
+from autoematic_jax.pallas_kernels.sm90 import mlir
+from autoematic_jax.pallas_kernels.sm90 import ptx
+from autoematic_jax.pallas_kernels.sm90 import scalars
+from autoematic_jax.pallas_kernels.sm90.mlir import Value
 
 THREADS = 256
 _WARPS = THREADS // 32

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import ROWS
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import mlir
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import ptx
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.body import Body
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.decode import EPILOGUE
-from autoematic_jax.pallas_kernels.extended_gemm.sm90.mlir import Value
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.rows import ROW_TILE
+from autoematic_jax.pallas_kernels.sm90 import mlir
+from autoematic_jax.pallas_kernels.sm90 import ptx
+from autoematic_jax.pallas_kernels.sm90.mlir import Value
 
 
 @dataclasses.dataclass(frozen=True)

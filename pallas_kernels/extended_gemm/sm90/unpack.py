@@ -25,10 +25,10 @@ from autoematic_jax.pallas_kernels.extended_gemm.fragments import ROWS
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import UNIT_BYTES
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import decode
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import mlir
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import ptx
-from autoematic_jax.pallas_kernels.extended_gemm.sm90.mlir import Value
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Mode
+from autoematic_jax.pallas_kernels.sm90 import mlir
+from autoematic_jax.pallas_kernels.sm90 import ptx
+from autoematic_jax.pallas_kernels.sm90.mlir import Value
 
 WARPS = 8
 

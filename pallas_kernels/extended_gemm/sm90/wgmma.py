@@ -11,11 +11,11 @@ from functools import partial
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import UNIT_BYTES
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import decode
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import mlir
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import ptx
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.body import Body
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import WgmmaTile
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.sums import write_sums
+from autoematic_jax.pallas_kernels.sm90 import mlir
+from autoematic_jax.pallas_kernels.sm90 import ptx
 
 
 class WgmmaBody(Body):

@@ -137,6 +137,21 @@ def mul_f32(a: Value, b: Value) -> Value:
   return arith.mulf(a, b)
 
 
+def sub_f32(a: Value, b: Value) -> Value:
+  """Difference of float32."""
+  return arith.subf(a, b)
+
+
+def max_f32(a: Value, b: Value) -> Value:
+  """The greater of float32, NaN where one is."""
+  return arith.maximumf(a, b)
+
+
+def as_f32(bits: Value) -> Value:
+  """Bits as a float32."""
+  return arith.bitcast(f32(), bits)
+
+
 def div_f32(a: Value, b: Value) -> Value:
   """Quotient of float32."""
   return arith.divf(a, b)

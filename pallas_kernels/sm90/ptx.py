@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import mlir
-from autoematic_jax.pallas_kernels.extended_gemm.sm90.mlir import Value
-from autoematic_jax.pallas_kernels.extended_gemm.sm90.mlir import asm
-from autoematic_jax.pallas_kernels.extended_gemm.sm90.mlir import asm_in_place
-from autoematic_jax.pallas_kernels.extended_gemm.sm90.mlir import const
-from autoematic_jax.pallas_kernels.extended_gemm.sm90.mlir import f32
-from autoematic_jax.pallas_kernels.extended_gemm.sm90.mlir import i32
+from autoematic_jax.pallas_kernels.sm90 import mlir
+from autoematic_jax.pallas_kernels.sm90.mlir import Value
+from autoematic_jax.pallas_kernels.sm90.mlir import asm
+from autoematic_jax.pallas_kernels.sm90.mlir import asm_in_place
+from autoematic_jax.pallas_kernels.sm90.mlir import const
+from autoematic_jax.pallas_kernels.sm90.mlir import f32
+from autoematic_jax.pallas_kernels.sm90.mlir import i32
 
 
 def and_or(a: Value, b: int, c: int) -> Value:
@@ -24,6 +24,11 @@ def special(name: str) -> Value:
 def load_global(address: Value) -> Value:
   """4 bytes that no kernel writes meanwhile."""
   return asm("ld.global.nc.b32 $0, [$1];", i32(), address)
+
+
+def load_global8(address: Value) -> Value:
+  """A byte that no kernel writes meanwhile, zero-extended."""
+  return asm("ld.global.nc.u8 $0, [$1];", i32(), address)
 
 
 def load_global16(address: Value) -> Value:
@@ -97,6 +102,11 @@ def load_shared(address: Value, at: int = 0) -> Value:
 def load_shared16(address: Value, at: int = 0) -> Value:
   """2 bytes of shared memory, zero-extended."""
   return asm(f"ld.shared.u16 $0, [$1+{at}];", i32(), address, volatile=True)
+
+
+def load_shared_f32(address: Value, at: int = 0) -> Value:
+  """A float32 of shared memory."""
+  return asm(f"ld.shared.f32 $0, [$1+{at}];", f32(), address, volatile=True)
 
 
 def load_shared4_f32(address: Value, at: int = 0) -> tuple[Value, ...]:

@@ -15,8 +15,8 @@ from jaxlib.mlir.dialects import arith
 from jaxlib.mlir.dialects import math
 
 from autoematic_jax.errors import PrecisionError
-from autoematic_jax.pallas_kernels.extended_gemm.sm90 import mlir
-from autoematic_jax.pallas_kernels.extended_gemm.sm90.mlir import Value
+from autoematic_jax.pallas_kernels.sm90 import mlir
+from autoematic_jax.pallas_kernels.sm90.mlir import Value
 
 
 def run(function: Callable[..., Any], *values: Value) -> list[Value]:

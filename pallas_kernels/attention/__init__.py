@@ -1,0 +1,6 @@
+"""Attention over packed keys and values, for Hopper GPUs."""
+
+from autoematic_jax.pallas_kernels.attention.decode import HEAD_WIDTHS
+from autoematic_jax.pallas_kernels.attention.decode import attend
+
+__all__ = ["HEAD_WIDTHS", "attend"]

@@ -1,0 +1,89 @@
+"""One new token of each request over its packed keys and values.
+
+Blocks take a chunk of one head's keys each, for all query heads that share it,
+and leave sums that belong together by their largest score; XLA adds them. Keys
+and values are decoded in registers, and nothing of the cache is written out.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt8
+
+from autoematic_jax.errors import PrecisionError
+
+HEAD_WIDTHS = (64, 128, 256)
+"""Packed widths of a head that the kernel takes."""
+
+THREADS = 128
+_MAX_CHUNKS = 32
+_MAX_GROUP = 8
+
+
+def chunk_size(capacity: int, width: int) -> int:
+  """Keys of one block: enough blocks for the device, no more than 32.
+
+  Args:
+    capacity: Keys of a request.
+    width: Of a packed head.
+  """
+  # Keys that the threads of a block look at together.
+  turn = THREADS * 64 // width
+  return -(-capacity // (_MAX_CHUNKS * turn)) * turn
+
+
+def attend(
+  queries: Float[Array, "B H D"],
+  codes: UInt8[Array, "L B C S W"],
+  scales: UInt8[Array, "L B C S G"],
+  positions: Int[Array, "B"],
+  layer: Int[Array, ""],
+) -> Float[Array, "B H D"]:
+  """Attention of one token over E2M5 bytes and E4M3 scales.
+
+  Args:
+    queries: After rope.
+    codes: Of the cache: the keys' heads, then the values'.
+    scales: One for each 16 of them.
+    positions: Of each new token, whose key is in the cache; it sees keys up to
+      itself.
+    layer: Which layer.
+
+  Returns:
+    Weighted values, float32.
+
+  Raises:
+    PrecisionError: The heads' width, or how many share a key, is not one that
+      the kernel takes.
+  """
+  batch, heads, dim = queries.shape
+  width, kv_heads = codes.shape[4], codes.shape[2] // 2
+  if width not in HEAD_WIDTHS:
+    raise PrecisionError(
+      f"heads are {width} wide packed; the kernel takes {HEAD_WIDTHS}"
+    )
+  group = heads // kv_heads
+  if group > _MAX_GROUP:
+    raise PrecisionError(
+      f"{group} query heads share a key; the kernel takes {_MAX_GROUP}"
+    )
+  # Imports Mosaic, which a CPU does without.
+  from autoematic_jax.pallas_kernels.attention import decode_sm90
+
+  grouped = queries.reshape(batch * kv_heads, group, dim) * dim**-0.5
+  missing = width - dim
+  grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, missing)))
+  sums, largest, norm = decode_sm90.partial_sums(
+    grouped, codes, scales, positions, layer.reshape(1)
+  )
+  out = joined(sums, largest, norm)
+  return out.reshape(batch, heads, width)[..., :dim]
+
+
+def joined(
+  sums: Float[Array, "N P G W"],
+  largest: Float[Array, "N P G"],
+  norm: Float[Array, "N P G"],
+) -> Float[Array, "N G W"]:
+  """Adds P chunks' weighted values, each relative to its largest score."""
+  weight = jnp.exp(largest - jnp.max(largest, axis=1, keepdims=True))
+  total = jnp.sum(weight[..., None] * sums, axis=1)
+  return total / jnp.sum(weight * norm, axis=1)[..., None]

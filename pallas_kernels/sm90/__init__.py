@@ -1,0 +1,1 @@
+"""What all kernels for Hopper GPUs (sm_90a) are written in."""
