@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -164,7 +164,7 @@ class _LayerBuilder:
       )
       if self.implementation == "mosaic_sm90":
         self.waiting.setdefault(projection, []).append(weights)
-        return QuantizedLinear(None, bias, activation)
+        return QuantizedLinear(cast(Any, None), bias, activation)
       return QuantizedLinear(expand(weights), bias, activation)
     kernel = np.concatenate([np.asarray(weight) for weight in weights])
     return DenseLinear(bfloat16.store(kernel, self.dtype), bias)

@@ -88,7 +88,7 @@ class QuantizedLinear(nnx.Module):
 
   def __init__(
     self,
-    weight: ExpandedWeight | FragmentWeight | None,
+    weight: ExpandedWeight | FragmentWeight,
     bias: Float[Array, "N"] | None = None,
     activation: ActivationConfig | None = None,
   ):

@@ -237,6 +237,9 @@ class Machine:
     together = self.active.all(axis=1) == some
     assert together.all(), "a barrier that not all threads of a block reach"
 
+  def ptx_fma(self, a, b, c):
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
   def ptx_rsqrt(self, x):
     return (1 / np.sqrt(x)).astype(np.float32)
 

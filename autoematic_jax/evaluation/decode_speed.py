@@ -27,7 +27,12 @@ PRECISIONS = ("bf16", "nvfp4", "autofp6", "adaptive")
 """`adaptive` is autofp6 at 6 bits in two of five layers, else at 4, by levels
 that only the device knows; which they are, random weights cannot tell."""
 
-_FORMATS = {"bf16": "bf16", "nvfp4": "nvfp4"}
+_FORMATS: dict[str, synthetic.Format] = {
+  "bf16": "bf16",
+  "nvfp4": "nvfp4",
+  "autofp6": "autofp6",
+  "adaptive": "autofp6",
+}
 _POLICY = PolicyConfig(levels=(4, 6))
 
 
@@ -59,9 +64,9 @@ def implementation() -> str:
 
 def measure_all(options: DecodeOptions) -> Iterator[dict[str, Any]]:
   """A row for each model, format, batch and context, once it is timed."""
-  formats = {_FORMATS.get(one, "autofp6"): [] for one in options.precisions}
+  formats: dict[synthetic.Format, list[str]] = {}
   for one in options.precisions:
-    formats[_FORMATS.get(one, "autofp6")].append(one)
+    formats.setdefault(_FORMATS[one], []).append(one)
   cases = len(options.batches) * len(options.contexts)
   total = len(options.models) * len(options.precisions) * cases
   with tqdm(total=total, unit="row") as progress:

@@ -58,7 +58,7 @@ class Case:
 
   operand: Any
   weight: Any
-  run: Callable[[Any, Any, Any], Float[Array, "M N"]]
+  run: Callable[..., Float[Array, "M N"]]
   nbytes: int
   wanted: Float[Array, "M N"]
 
@@ -138,12 +138,7 @@ class Forms:
     else:
       operand = rows, again
       weight = self._pack("base", base, m), self._pack("more", more, m)
-
-      def run(operand, weight, layer):
-        products = [
-          _run((4,), *pair, layer) for pair in zip(operand, weight, strict=True)
-        ]
-        return products[0] + products[1]
+      run = _run_both
 
     return Case(operand, weight, run, both[0].nbytes, wanted)
 
@@ -185,6 +180,13 @@ def _run(present, rows, weight, layer):
     return mosaic_sm90.multiply(rows, weight, layer, present=present)
   tile = PREFILL_ROW_TILE if len(rows.levels) > 8 else DECODE_ROW_TILE
   return xla.extended_gemm(rows, weight, layer, present=present, row_tile=tile)
+
+
+def _run_both(rows, weights, layer):
+  """Two products at 4 bits, added."""
+  pairs = zip(rows, weights, strict=True)
+  first, second = (_run((4,), *pair, layer) for pair in pairs)
+  return first + second
 
 
 def _apart(levels):

@@ -24,6 +24,7 @@ from autoematic_jax.pallas_kernels.attention.decode import chunk_size
 from autoematic_jax.pallas_kernels.sm90 import mlir
 from autoematic_jax.pallas_kernels.sm90 import ptx
 from autoematic_jax.pallas_kernels.sm90.mlir import Value
+from autoematic_jax.pallas_kernels.sm90.operands import Operands
 
 _WARPS = THREADS // 32
 _FAR = -1e30
@@ -149,20 +150,13 @@ def _kernel(plan, names, *refs):
   emit(lambda _, *inner: Body(plan, names, *inner).emit())(*refs)
 
 
-class Body:
+class Body(Operands):
   """Emits the kernel while it is traced."""
 
   def __init__(self, plan: Plan, names: Sequence[str], *refs: Value):
+    super().__init__(names, *refs)
     self.plan = plan
-    self.at = {
-      name: mlir.global_address(ref)
-      for name, ref in zip(names, refs[:-1], strict=True)
-    }
-    self.shared = mlir.shared_address(refs[-1])
-    self.thread = ptx.special("tid.x")
-    self.lane = mlir.and_(self.thread, 31)
     self.warp = mlir.shr(self.thread, 5)
-    self.block = ptx.special("ctaid.x")
     chunk = mlir.rem(self.block, plan.chunks)
     self.pair = mlir.div(self.block, plan.chunks)
     request = mlir.div(self.pair, plan.kv_heads)
@@ -262,8 +256,8 @@ class Body:
             elements[4 * m : 4 * m + 4],
             strict=True,
           ):
-            dot = mlir.add_f32(dot, mlir.mul_f32(q, x))
-        totals[g] = mlir.add_f32(totals[g], mlir.mul_f32(dot, scale))
+            dot = ptx.fma(q, x, dot)
+        totals[g] = ptx.fma(dot, scale, totals[g])
     distance = 1
     while distance < plan.lanes:
       totals = [
@@ -325,7 +319,7 @@ class Body:
         weight = ptx.load_shared_f32(self._weight(g, index))
         weight = mlir.mul_f32(weight, scale)
         out += [
-          mlir.add_f32(old, mlir.mul_f32(value, weight))
+          ptx.fma(value, weight, old)
           for old, value in zip(sums[4 * g : 4 * g + 4], values, strict=True)
         ]
       return out

@@ -20,6 +20,7 @@ from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
 from autoematic_jax.pallas_kernels.extended_gemm.before import Before
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Mode
+from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Tile
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.rows import permute_rows
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.tiles import STREAM_ROWS
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.tiles import choose_tile
@@ -162,9 +163,9 @@ _TURNS = {"4": 8, "6": 4, "mixed": 2}
 is faster to decode the layer once and multiply all rows."""
 
 
-def _tiles(weight, rows, mode):
+def _tiles(weight, rows, mode: Mode) -> dict[Mode, Tile]:
   """The tile of each mode that one kernel chooses from on the device."""
-  modes = (mode,)
+  modes: tuple[Mode, ...] = (mode,)
   if mode == "mixed" and weight.max_rows == STREAM_ROWS:
     modes = ("4", "6") if rows == 1 else ("4", "6", "mixed")
   return {one: choose_tile(weight, rows, one) for one in modes}

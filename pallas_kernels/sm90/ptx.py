@@ -281,6 +281,11 @@ def ballot(condition: Value) -> Value:
   )
 
 
+def fma(a: Value, b: Value, c: Value) -> Value:
+  """`a * b + c` of float32, rounded once."""
+  return asm("fma.rn.f32 $0, $1, $2, $3;", f32(), a, b, c)
+
+
 def rsqrt(x: Value) -> Value:
   """`1 / sqrt(x)`, within 2 ulp."""
   return asm("rsqrt.approx.f32 $0, $1;", f32(), x)

@@ -5,7 +5,7 @@ traces them and emits what they do, operation by operation.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ def _emit(jaxpr, consts, arguments):
 
   def read(atom):
     if isinstance(atom, Literal):
-      return _constant(atom.val, atom.aval.dtype)
+      return _constant(atom.val, cast(Any, atom.aval).dtype)
     return known[atom]
 
   for eqn in jaxpr.eqns:

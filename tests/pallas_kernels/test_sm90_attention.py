@@ -12,6 +12,7 @@ from autoematic_jax.models import attention as reference
 from autoematic_jax.pallas_kernels import attention
 from autoematic_jax.pallas_kernels.attention import decode
 from autoematic_jax.pallas_kernels.attention import decode_sm90
+from autoematic_jax.pallas_kernels.sm90 import operands as operands_of
 
 LAYERS, LAYER = 3, 2
 
@@ -66,7 +67,7 @@ def run(monkeypatch, queries, cache, positions):
     threads=decode.THREADS,
     shared_words=plan.shared_words,
   )
-  with simt.replaced(monkeypatch, machine, decode_sm90):
+  with simt.replaced(monkeypatch, machine, decode_sm90, operands_of):
     decode_sm90.Body(plan, tuple(operands), *machine.refs).emit()
   out = decode.joined(*map(jnp.asarray, machine.arrays[-3:]))
   return np.asarray(out).reshape(batch, heads, plan.width)[..., :dim]

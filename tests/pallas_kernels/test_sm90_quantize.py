@@ -16,6 +16,7 @@ from autoematic_jax.pallas_kernels.extended_gemm import Norm
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import launch
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import quantize
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.rows import permute_rows
+from autoematic_jax.pallas_kernels.sm90 import operands as operands_of
 
 
 def sources_of(rng, places):
@@ -53,7 +54,10 @@ def run(monkeypatch, x, levels, sources, layer, before, refine=True):
     threads=quantize.THREADS,
     shared_words=2 * quantize.THREADS // 32,
   )
-  with simt.replaced(monkeypatch, machine, quantize), jax.disable_jit():
+  with (
+    simt.replaced(monkeypatch, machine, quantize, operands_of),
+    jax.disable_jit(),
+  ):
     quantize._Body(plan, tuple(operands), *machine.refs).emit()
   return machine.arrays[-2:]
 

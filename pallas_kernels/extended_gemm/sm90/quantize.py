@@ -30,6 +30,7 @@ from autoematic_jax.pallas_kernels.sm90 import mlir
 from autoematic_jax.pallas_kernels.sm90 import ptx
 from autoematic_jax.pallas_kernels.sm90 import scalars
 from autoematic_jax.pallas_kernels.sm90.mlir import Value
+from autoematic_jax.pallas_kernels.sm90.operands import Operands
 
 THREADS = 256
 _WARPS = THREADS // 32
@@ -137,21 +138,14 @@ def _kernel(plan, names, *refs):
   emit(lambda _, *inner: _Body(plan, names, *inner).emit())(*refs)
 
 
-class _Body:
+class _Body(Operands):
   """Emits the kernel while it is traced."""
 
   def __init__(self, plan: _Plan, names: Sequence[str], *refs: Value):
+    super().__init__(names, *refs)
     self.plan = plan
-    self.at = {
-      name: mlir.global_address(ref)
-      for name, ref in zip(names, refs[:-1], strict=True)
-    }
-    self.shared = mlir.shared_address(refs[-1])
-    self.thread = ptx.special("tid.x")
-    self.lane = mlir.and_(self.thread, 31)
-    block = ptx.special("ctaid.x")
-    self.row = mlir.div(block, plan.blocks)
-    self.part = mlir.rem(block, plan.blocks)
+    self.row = mlir.div(self.block, plan.blocks)
+    self.part = mlir.rem(self.block, plan.blocks)
     self.layer = ptx.load_global(self.at["layer"])
     self.line = mlir.offset(self.at["x"], self.row, 4 * plan.width)
     self.inverse_norm: Value | None = None
@@ -203,14 +197,14 @@ class _Body:
   def _row_amax(self):
     """Largest magnitude of the row, after what comes before."""
     if self.plan.epsilon is not None:
-      self._find_norm()
+      self._find_norm(self.plan.epsilon)
     amax = mlir.zero_f32()
     for x in self._turns():
       (largest,) = scalars.run(group.largest_magnitude, *x)
       amax = self._greater(amax, largest)
     return self._over_block(amax, self._greater, 0)
 
-  def _find_norm(self):
+  def _find_norm(self, epsilon):
     plan = self.plan
     total = mlir.zero_f32()
     for x in self._turns():
@@ -218,9 +212,7 @@ class _Body:
         total = mlir.add_f32(total, mlir.mul_f32(value, value))
     total = self._over_block(total, mlir.add_f32, 4 * _WARPS)
     mean = mlir.mul_f32(total, mlir.const_f32(1 / plan.columns))
-    self.inverse_norm = ptx.rsqrt(
-      mlir.add_f32(mean, mlir.const_f32(plan.epsilon))
-    )
+    self.inverse_norm = ptx.rsqrt(mlir.add_f32(mean, mlir.const_f32(epsilon)))
 
   def _turns(self):
     """Subgroups of the row that this thread looks at, all loads first."""

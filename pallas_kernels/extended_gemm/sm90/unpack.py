@@ -138,7 +138,7 @@ def unpack(
     `decode.EPILOGUE`, which are left out; zeros past K.
   """
   plan = plan_of(weight, mode)
-  operands = {"units": weight.units, "layer": layer}
+  operands: dict[str, Array | None] = {"units": weight.units, "layer": layer}
   if plan.mode != "4":
     operands["offsets"] = weight.offsets
   shape = (plan.rows, plan.columns)
