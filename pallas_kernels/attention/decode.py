@@ -1,8 +1,9 @@
 """One new token of each request over its packed keys and values.
 
 Blocks take a chunk of one head's keys each, for all query heads that share it,
-and leave sums that belong together by their largest score; XLA adds them. Keys
-and values are decoded in registers, and nothing of the cache is written out.
+and leave sums that belong together by their largest score, which a second
+kernel adds. Keys and values are decoded in registers, and nothing of the cache
+is written out.
 """
 
 import jax.numpy as jnp
@@ -67,23 +68,13 @@ def attend(
     )
   # Imports Mosaic, which a CPU does without.
   from autoematic_jax.pallas_kernels.attention import decode_sm90
+  from autoematic_jax.pallas_kernels.attention import join_sm90
 
   grouped = queries.reshape(batch * kv_heads, group, dim) * dim**-0.5
   missing = width - dim
   grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, missing)))
-  sums, largest, norm = decode_sm90.partial_sums(
+  parts = decode_sm90.partial_sums(
     grouped, codes, scales, positions, layer.reshape(1)
   )
-  out = joined(sums, largest, norm)
+  out = join_sm90.join(*parts)
   return out.reshape(batch, heads, width)[..., :dim]
-
-
-def joined(
-  sums: Float[Array, "N P G W"],
-  largest: Float[Array, "N P G"],
-  norm: Float[Array, "N P G"],
-) -> Float[Array, "N G W"]:
-  """Adds P chunks' weighted values, each relative to its largest score."""
-  weight = jnp.exp(largest - jnp.max(largest, axis=1, keepdims=True))
-  total = jnp.sum(weight[..., None] * sums, axis=1)
-  return total / jnp.sum(weight * norm, axis=1)[..., None]

@@ -12,6 +12,7 @@ from autoematic_jax.models import attention as reference
 from autoematic_jax.pallas_kernels import attention
 from autoematic_jax.pallas_kernels.attention import decode
 from autoematic_jax.pallas_kernels.attention import decode_sm90
+from autoematic_jax.pallas_kernels.attention import join_sm90
 from autoematic_jax.pallas_kernels.sm90 import operands as operands_of
 
 LAYERS, LAYER = 3, 2
@@ -69,8 +70,21 @@ def run(monkeypatch, queries, cache, positions):
   )
   with simt.replaced(monkeypatch, machine, decode_sm90, operands_of):
     decode_sm90.Body(plan, tuple(operands), *machine.refs).emit()
-  out = decode.joined(*map(jnp.asarray, machine.arrays[-3:]))
-  return np.asarray(out).reshape(batch, heads, plan.width)[..., :dim]
+  out = joined(monkeypatch, *machine.arrays[-3:])
+  return out.reshape(batch, heads, plan.width)[..., :dim]
+
+
+def joined(monkeypatch, sums, largest, norm):
+  count, chunks, group, width = sums.shape
+  plan = join_sm90.Plan(count=count, chunks=chunks, group=group, width=width)
+  out = np.full((count, group, width), np.nan, np.float32)
+  operands = {"sums": sums, "largest": largest, "norm": norm, "out": out}
+  machine = simt.Machine(
+    operands.values(), blocks=plan.blocks, threads=join_sm90.THREADS
+  )
+  with simt.replaced(monkeypatch, machine, join_sm90, operands_of):
+    join_sm90.Body(plan, tuple(operands), *machine.refs).emit()
+  return machine.arrays[-1]
 
 
 @pytest.mark.parametrize(
