@@ -117,7 +117,7 @@ class DecoderLayer(nnx.Module):
       values.swapaxes(1, 2),
       precision.kv_levels,
     )
-    if tokens == 1 and self._attends_packed(cache):
+    if tokens == 1 and self._attends_packed(cache, config):
       mixed = packed_attention.attend(
         queries[:, 0],
         cache.planes["codes"],
@@ -130,12 +130,15 @@ class DecoderLayer(nnx.Module):
       mixed = attention.attend(queries, all_keys, all_values, context.positions)
     return mixed.reshape(batch, tokens, -1), cache
 
-  def _attends_packed(self, cache):
+  def _attends_packed(self, cache, config):
     """Whether a kernel attends over the cache as it is packed."""
     if not isinstance(self.output, QuantizedLinear):
       return False
     width = kv_codecs.padded_dim(cache.head_dim)
-    return self.output.runs_on_hopper and width in packed_attention.HEAD_WIDTHS
+    takes = packed_attention.takes(
+      width, config.num_heads // config.num_kv_heads
+    )
+    return self.output.runs_on_hopper and takes
 
   def _normed(self, heads, queries, layer):
     """Norms of queries and keys, side by side `[B, T, heads, D]`."""

@@ -2,5 +2,6 @@
 
 from autoematic_jax.pallas_kernels.attention.decode import HEAD_WIDTHS
 from autoematic_jax.pallas_kernels.attention.decode import attend
+from autoematic_jax.pallas_kernels.attention.decode import takes
 
-__all__ = ["HEAD_WIDTHS", "attend"]
+__all__ = ["HEAD_WIDTHS", "attend", "takes"]

@@ -31,6 +31,16 @@ def chunk_size(capacity: int, width: int) -> int:
   return -(-capacity // (_MAX_CHUNKS * turn)) * turn
 
 
+def takes(width: int, group: int) -> bool:
+  """Whether the kernel takes heads so wide, of which so many share a key.
+
+  Args:
+    width: Of a packed head.
+    group: Query heads of a key head.
+  """
+  return width in HEAD_WIDTHS and group <= _MAX_GROUP
+
+
 def attend(
   queries: Float[Array, "B H D"],
   codes: UInt8[Array, "L B C S W"],
@@ -57,14 +67,11 @@ def attend(
   """
   batch, heads, dim = queries.shape
   width, kv_heads = codes.shape[4], codes.shape[2] // 2
-  if width not in HEAD_WIDTHS:
-    raise PrecisionError(
-      f"heads are {width} wide packed; the kernel takes {HEAD_WIDTHS}"
-    )
   group = heads // kv_heads
-  if group > _MAX_GROUP:
+  if not takes(width, group):
     raise PrecisionError(
-      f"{group} query heads share a key; the kernel takes {_MAX_GROUP}"
+      f"heads are {width} wide packed and {group} query heads share a key; the"
+      f" kernel takes widths of {HEAD_WIDTHS} and up to {_MAX_GROUP} heads"
     )
   # Imports Mosaic, which a CPU does without.
   from autoematic_jax.pallas_kernels.attention import decode_sm90
