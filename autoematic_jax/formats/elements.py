@@ -4,8 +4,6 @@ XLA may drop a cast to an 8- or 4-bit float and back as a pair without effect,
 so nothing here relies on such casts to round.
 """
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, UInt8
@@ -18,11 +16,7 @@ def _power_of_two(exponent):
   return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
-Rounding = Callable[[Float[Array, "*S"]], Float[Array, "*S"]]
-"""Nearest integer, ties to even: `jnp.round`, or what a kernel has for it."""
-
-
-def _round_float(x, *, mantissa_bits, min_exponent, largest, rounding):
+def _round_float(x, *, mantissa_bits, min_exponent, largest):
   """Nearest value, ties to even, with subnormals, saturating; NaN stays."""
   magnitude = jnp.abs(x)
   bits = lax.bitcast_convert_type(magnitude, jnp.int32)
@@ -30,21 +24,15 @@ def _round_float(x, *, mantissa_bits, min_exponent, largest, rounding):
   exponent = jnp.minimum(exponent, 120)
   step = _power_of_two(exponent - mantissa_bits)
   inverse = _power_of_two(mantissa_bits - exponent)
-  rounded = jnp.minimum(rounding(magnitude * inverse) * step, largest)
+  rounded = jnp.minimum(jnp.round(magnitude * inverse) * step, largest)
   rounded = jnp.where(jnp.isnan(x), jnp.nan, rounded)
   return jnp.copysign(rounded, x)
 
 
-def round_e2m1(
-  x: Float[Array, "*S"], rounding: Rounding = jnp.round
-) -> Float[Array, "*S"]:
+def round_e2m1(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
   """Nearest E2M1 value, ties to the even code, saturating at 6; no -0."""
   rounded = _round_float(
-    x.astype(jnp.float32),
-    mantissa_bits=1,
-    min_exponent=0,
-    largest=6.0,
-    rounding=rounding,
+    x.astype(jnp.float32), mantissa_bits=1, min_exponent=0, largest=6.0
   )
   return jnp.where(rounded == 0, 0.0, rounded)
 
@@ -52,28 +40,18 @@ def round_e2m1(
 def round_e2m3(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
   """Nearest E2M3 value, ties to the even code, saturating at 7.5; no -0."""
   rounded = _round_float(
-    x.astype(jnp.float32),
-    mantissa_bits=3,
-    min_exponent=0,
-    largest=7.5,
-    rounding=jnp.round,
+    x.astype(jnp.float32), mantissa_bits=3, min_exponent=0, largest=7.5
   )
   return jnp.where(rounded == 0, 0.0, rounded)
 
 
-def round_e4m3(
-  x: Float[Array, "*S"], rounding: Rounding = jnp.round
-) -> Float[Array, "*S"]:
+def round_e4m3(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
   """Nearest E4M3 value, ties to the even code, saturating at 448.
 
   The sign of zero is kept, and NaN stays NaN.
   """
   return _round_float(
-    x.astype(jnp.float32),
-    mantissa_bits=3,
-    min_exponent=-6,
-    largest=448.0,
-    rounding=rounding,
+    x.astype(jnp.float32), mantissa_bits=3, min_exponent=-6, largest=448.0
   )
 
 

@@ -46,13 +46,15 @@ def array(shape, dtype):
 kind, mode, m = sys.argv[1], sys.argv[2], int(sys.argv[3])
 stream = dict(tiles=2, row_warps=4, column_warps=2, splits=2, depth=3)
 wgmma = dict(row_warps=8, splits=2, depth=3)
-tile = {
+tiles = {
   "stream": StreamTile(**stream),
   "cluster": StreamTile(**stream, cluster=2),
   "alone": StreamTile(**stream | dict(tiles=1, row_warps=16, column_warps=1)),
   "wgmma": WgmmaTile(**wgmma, group=2),
   "wgmma cluster": WgmmaTile(**wgmma, group=4, cluster=2),
-}[kind if "stream cluster alone wgmma".find(kind) >= 0 else "stream"]
+}
+# Other kinds take the numbers of any.
+tile = tiles.get(kind, tiles["stream"])
 n, steps, slices, side = 512, 8, tile.slices, tile.tiles
 blocks = n // (16 * side)
 weight = FragmentWeight(
