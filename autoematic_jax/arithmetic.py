@@ -31,11 +31,7 @@ def ordered_sum(x: Float[Array, "*B N"]) -> Float[Array, "*B"]:
   row do not change its sum either. On a GPU, where the folds would be kernels
   of their own, the order is XLA's.
   """
-  return lax.platform_dependent(
-    x,
-    cpu=lambda x: _fold(jnp.add, x, 0.0),
-    default=lambda x: jnp.sum(x, axis=-1),
-  )
+  return _reduce(jnp.add, jnp.sum, x, 0.0)
 
 
 def ordered_max(x: Float[Array, "*B N"]) -> Float[Array, "*B"]:
@@ -45,10 +41,14 @@ def ordered_max(x: Float[Array, "*B N"]) -> Float[Array, "*B"]:
   elementwise operations around it, for some shapes only, and gives them another
   exponential there.
   """
+  return _reduce(jnp.maximum, jnp.max, x, -jnp.inf)
+
+
+def _reduce(combine, reduce, x, identity):
   return lax.platform_dependent(
     x,
-    cpu=lambda x: _fold(jnp.maximum, x, -jnp.inf),
-    default=lambda x: jnp.max(x, axis=-1, initial=-jnp.inf),
+    cpu=lambda x: _fold(combine, x, identity),
+    default=lambda x: reduce(x, axis=-1, initial=identity),
   )
 
 

@@ -108,11 +108,12 @@ class QuantizedLinear(nnx.Module):
     stacked = self.weight.get_value()
     on_device = tokens == 1 and self.runs_on_hopper
     if before is not None and not on_device:
-      x = before(x, precision.layer)
+      x, before = before(x, precision.layer), None
     gemm = partial(
       extended_gemm,
       activation=self.activation,
       row_tile=DECODE_ROW_TILE if tokens == 1 else PREFILL_ROW_TILE,
+      before=before,
     )
 
     def branch(present):
@@ -126,14 +127,7 @@ class QuantizedLinear(nnx.Module):
     rows = x.reshape(batch * tokens, x.shape[-1])
     levels = jnp.repeat(precision.levels, tokens)
     if on_device:
-      out = gemm(
-        rows,
-        stacked,
-        levels,
-        present=precision.choices,
-        layer=precision.layer,
-        before=before,
-      )
+      out = branch(precision.choices)(rows, levels)
     else:
       branches = [branch((level,)) for level in precision.choices]
       if batch > 1 and len(precision.choices) > 1:

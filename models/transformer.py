@@ -18,7 +18,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from autoematic_jax import bfloat16
 from autoematic_jax import kv_cache
-from autoematic_jax import kv_codecs
 from autoematic_jax import policy as policy_lib
 from autoematic_jax import signals
 from autoematic_jax.models import attention
@@ -132,13 +131,13 @@ class DecoderLayer(nnx.Module):
 
   def _attends_packed(self, cache, config):
     """Whether a kernel attends over the cache as it is packed."""
-    if not isinstance(self.output, QuantizedLinear):
+    if not (
+      isinstance(self.output, QuantizedLinear) and self.output.runs_on_hopper
+    ):
       return False
-    width = kv_codecs.padded_dim(cache.head_dim)
-    takes = packed_attention.takes(
-      width, config.num_heads // config.num_kv_heads
-    )
-    return self.output.runs_on_hopper and takes
+    width = cache.planes["codes"].shape[-1]
+    group = config.num_heads // config.num_kv_heads
+    return packed_attention.takes(width, group)
 
   def _normed(self, heads, queries, layer):
     """Norms of queries and keys, side by side `[B, T, heads, D]`."""

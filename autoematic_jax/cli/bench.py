@@ -144,7 +144,7 @@ def _kernels(args):
       )
   limits = kernels.limits()
   print(
-    f"products by {kernels.implementation()}; limits here:"
+    f"products by {synthetic.implementation()}; limits here:"
     f" {limits['tb_per_s']:.2f} TB/s, {limits['bf16_tflops']:.1f} TFLOP/s"
   )
   tqdm.write(kernels.HEADER)
@@ -157,7 +157,7 @@ def _kernels(args):
   if args.plot:
     machine = environment.machine()["device"]
     kernel_plot.draw(
-      found, f"{kernels.implementation()} on {machine}", args.plot
+      found, f"{synthetic.implementation()} on {machine}", args.plot
     )
     print(f"drawn to {args.plot}")
   return 0
@@ -173,7 +173,7 @@ def _decode(args):
     steps=_numbers("--steps", str(args.steps))[0],
     repeats=_numbers("--repeats", str(args.repeats))[0],
   )
-  print(f"products by {decode_speed.implementation()}")
+  print(f"products by {synthetic.implementation()}")
   tqdm.write(decode_speed.HEADER)
   found = []
   for row in decode_speed.measure_all(options):

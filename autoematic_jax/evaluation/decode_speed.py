@@ -18,7 +18,6 @@ from autoematic_jax import policy as policy_lib
 from autoematic_jax import programs
 from autoematic_jax import signals
 from autoematic_jax.evaluation import synthetic
-from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
 from autoematic_jax.policy import PolicyConfig
 from autoematic_jax.sampling import SamplingArrays
 from autoematic_jax.sampling import SamplingConfig
@@ -55,11 +54,6 @@ class DecodeOptions:
   contexts: tuple[int, ...] = (1024,)
   steps: int = 32
   repeats: int = 5
-
-
-def implementation() -> str:
-  """What multiplies by quantized weights here."""
-  return "mosaic_sm90" if mosaic_sm90.runs() else "xla"
 
 
 def measure_all(options: DecodeOptions) -> Iterator[dict[str, Any]]:

@@ -16,9 +16,7 @@ from autoematic_jax.pallas_kernels.activation_quantization import QuantizedRows
 from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
 from autoematic_jax.pallas_kernels.extended_gemm import DECODE_ROW_TILE
 from autoematic_jax.pallas_kernels.extended_gemm import PREFILL_ROW_TILE
-from autoematic_jax.pallas_kernels.extended_gemm import expand
 from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
-from autoematic_jax.pallas_kernels.extended_gemm import prepack
 from autoematic_jax.pallas_kernels.extended_gemm import xla
 
 FORMS = (
@@ -37,11 +35,6 @@ their own whose result is added."""
 
 _EXTRA = 0.2
 """Share of K that further columns refine."""
-
-
-def implementation() -> str:
-  """What runs the products here."""
-  return "mosaic_sm90" if mosaic_sm90.runs() else "xla"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +138,7 @@ class Forms:
   def _pack(self, name, layers, m):
     key = name, m <= 16
     if key not in self._packed:
-      self._packed[key] = _pack(layers, max_rows=16 if m <= 16 else 64)
+      self._packed[key] = synthetic.stacked(layers, 16 if m <= 16 else 64)
     return self._packed[key]
 
 
@@ -176,7 +169,7 @@ def _joined(a, b):
 
 def _run(present, rows, weight, layer):
   layer = jnp.asarray(layer)
-  if implementation() == "mosaic_sm90":
+  if synthetic.implementation() == "mosaic_sm90":
     return mosaic_sm90.multiply(rows, weight, layer, present=present)
   tile = PREFILL_ROW_TILE if len(rows.levels) > 8 else DECODE_ROW_TILE
   return xla.extended_gemm(rows, weight, layer, present=present, row_tile=tile)
@@ -203,13 +196,6 @@ def _apart(levels):
     return jnp.concatenate(products)[order]
 
   return run
-
-
-def _pack(tensors, max_rows):
-  if implementation() == "mosaic_sm90":
-    return prepack([[one] for one in tensors], max_rows=max_rows)
-  expanded = [expand([one]) for one in tensors]
-  return jax.tree.map(lambda *a: jnp.stack(a), *expanded)
 
 
 def _expected(rows, weight, levels):

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from autoematic_jax.errors import AutoematicError
 from autoematic_jax.evaluation.kernel_forms import FORMS
 from autoematic_jax.evaluation.kernel_forms import Forms
-from autoematic_jax.evaluation.kernel_forms import implementation
+from autoematic_jax.evaluation.synthetic import implementation
 
 SHAPES = {
   "qwen3-8b": ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)),

@@ -4,6 +4,7 @@ What they say is noise; what they cost is not.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from autoematic_jax import formats
+from autoematic_jax.models.builder import Implementation
 from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.layers import DenseLinear
 from autoematic_jax.models.layers import QuantizedLinear
@@ -20,6 +22,8 @@ from autoematic_jax.models.transformer import DecoderLayer
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
+from autoematic_jax.pallas_kernels.extended_gemm import ExpandedWeight
+from autoematic_jax.pallas_kernels.extended_gemm import FragmentWeight
 from autoematic_jax.pallas_kernels.extended_gemm import expand
 from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
 from autoematic_jax.pallas_kernels.extended_gemm import prepack
@@ -109,6 +113,26 @@ def without_offsets(weight: formats.QTensor) -> formats.QTensor:
   )
 
 
+def implementation() -> Implementation:
+  """What multiplies by quantized weights here."""
+  return "mosaic_sm90" if mosaic_sm90.runs() else "xla"
+
+
+def stacked(
+  weights: Sequence[formats.QTensor], max_rows: int
+) -> ExpandedWeight | FragmentWeight:
+  """Weights of all layers, as `implementation()` takes them.
+
+  Args:
+    weights: One for each layer.
+    max_rows: Rows of x in the largest decode batch (`prepack`).
+  """
+  if implementation() == "mosaic_sm90":
+    return prepack([[one] for one in weights], max_rows=max_rows)
+  expanded = [expand([one]) for one in weights]
+  return jax.tree.map(lambda *arrays: jnp.stack(arrays), *expanded)
+
+
 def random_decoder(
   config: ModelConfig, format: Format, decode_rows: int = 16
 ) -> Decoder:
@@ -138,7 +162,7 @@ def random_decoder(
   def norm(*shape):
     return RMSNorm(jnp.ones(shape), config.rms_norm_eps)
 
-  stacked = DecoderLayer(
+  decoder_layers = DecoderLayer(
     input_norm=norm(layers, width),
     mlp_norm=norm(layers, width),
     q_norm=norm(layers, config.head_dim) if config.qk_norm else None,
@@ -147,7 +171,7 @@ def random_decoder(
   )
   return Decoder(
     embedding=_random_bfloat16(101, (config.vocab_size, width)),
-    layers=stacked,
+    layers=decoder_layers,
     norm=norm(width),
     head=_random_bfloat16(102, (config.vocab_size, width)),
     config=config,
@@ -171,10 +195,5 @@ def _random_quantized(seed, layers, shape, format, decode_rows):
   ]
   if format == "nvfp4":
     weights = [without_offsets(weight) for weight in weights]
-  if mosaic_sm90.runs():
-    packed = prepack([[one] for one in weights], max_rows=decode_rows)
-  else:
-    expanded = [expand([one]) for one in weights]
-    packed = jax.tree.map(lambda *arrays: jnp.stack(arrays), *expanded)
   config = ActivationConfig(decoding=weights[0].decoding)
-  return QuantizedLinear(packed, None, config)
+  return QuantizedLinear(stacked(weights, decode_rows), None, config)

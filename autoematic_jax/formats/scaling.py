@@ -21,7 +21,7 @@ def tensor_scale(
   x: Float[Array, "*S"], max_element: float = 6.0
 ) -> Float[Array, ""]:
   """`amax / (max_element * 448)` of a whole tensor; 1 when it is all zero."""
-  return _scale_of(jnp.max(jnp.abs(x)), max_element)
+  return tensor_scale_of(jnp.max(jnp.abs(x)), max_element)
 
 
 def row_tensor_scale(
@@ -33,10 +33,13 @@ def row_tensor_scale(
   """
   amax = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
   finite = jnp.all(jnp.isfinite(x), axis=-1, keepdims=True)
-  return jnp.where(finite, _scale_of(amax, max_element), jnp.nan)
+  return jnp.where(finite, tensor_scale_of(amax, max_element), jnp.nan)
 
 
-def _scale_of(amax, max_element):
+def tensor_scale_of(
+  amax: Float[Array, "*S"], max_element: float = 6.0
+) -> Float[Array, "*S"]:
+  """Scale of what has this largest magnitude; 1 where that is 0."""
   largest = jnp.float32(max_element * E4M3_MAX)
   scale = exact_divide(amax.astype(jnp.float32), largest)
   # Below this float32 would lose bits to subnormals, or reach 0.
@@ -62,5 +65,15 @@ def group_scale(
   """
   groups = x.reshape(*x.shape[:-1], -1, GROUP)
   amax = jnp.max(jnp.abs(groups), axis=-1)
+  return group_scale_of(amax, tensor_scale, max_element, minimum)
+
+
+def group_scale_of(
+  amax: Float[Array, "*S"],
+  tensor_scale: Float[Array, "..."],
+  max_element: float | Float[Array, ""] = 6.0,
+  minimum: float = SMALLEST_SCALE,
+) -> Float[Array, "*S"]:
+  """`group_scale` of groups with these largest magnitudes."""
   scale = round_e4m3(exact_divide(amax, max_element * tensor_scale))
   return jnp.where(amax == 0, 1.0, jnp.maximum(scale, minimum))

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt8
 
@@ -23,6 +22,7 @@ from autoematic_jax.pallas_kernels.attention.decode import THREADS
 from autoematic_jax.pallas_kernels.attention.decode import chunk_size
 from autoematic_jax.pallas_kernels.sm90 import mlir
 from autoematic_jax.pallas_kernels.sm90 import ptx
+from autoematic_jax.pallas_kernels.sm90.launch import launch
 from autoematic_jax.pallas_kernels.sm90.mlir import Value
 from autoematic_jax.pallas_kernels.sm90.operands import Operands
 
@@ -64,22 +64,18 @@ def partial_sums(
     "layer": layer,
   }
   lead = (plan.batch * plan.kv_heads, plan.chunks, plan.group)
-  return plgpu.kernel(
-    partial(_kernel, plan, (*operands, "sums", "largest", "norm")),
-    out_type=(
-      jax.ShapeDtypeStruct((*lead, plan.width), jnp.float32),
-      jax.ShapeDtypeStruct(lead, jnp.float32),
-      jax.ShapeDtypeStruct(lead, jnp.float32),
-    ),
-    scratch_types=(plgpu.SMEM((plan.shared_words,), jnp.float32),),
-    grid=(plan.blocks,),
-    grid_names=("n",),
-    num_threads=THREADS // 128,
-    thread_name="warpgroup",
-    compiler_params=plgpu.CompilerParams(
-      lowering_semantics=plgpu.LoweringSemantics.Lane
-    ),
-  )(*operands.values())
+  return launch(
+    lambda *refs: Body(plan, *refs).emit(),
+    operands,
+    {
+      "sums": jax.ShapeDtypeStruct((*lead, plan.width), jnp.float32),
+      "largest": jax.ShapeDtypeStruct(lead, jnp.float32),
+      "norm": jax.ShapeDtypeStruct(lead, jnp.float32),
+    },
+    blocks=plan.blocks,
+    threads=THREADS,
+    shared_words=plan.shared_words,
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,11 +139,6 @@ class Plan:
     more = 2 * _WARPS * self.group
     # Partial sums lie where queries and scores were.
     return max(self.reduce_at + more, self.parts * self.group * self.width)
-
-
-def _kernel(plan, names, *refs):
-  emit = plgpu.inline_mgpu(arg_types=tuple(plgpu.RefType() for _ in refs))
-  emit(lambda _, *inner: Body(plan, names, *inner).emit())(*refs)
 
 
 class Body(Operands):

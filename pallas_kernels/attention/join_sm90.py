@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from functools import partial
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from autoematic_jax.pallas_kernels.sm90 import mlir
 from autoematic_jax.pallas_kernels.sm90 import ptx
+from autoematic_jax.pallas_kernels.sm90.launch import launch
 from autoematic_jax.pallas_kernels.sm90.mlir import Value
 from autoematic_jax.pallas_kernels.sm90.operands import Operands
 
@@ -36,20 +36,13 @@ def join(
   """
   count, chunks, group, width = sums.shape
   plan = Plan(count=count, chunks=chunks, group=group, width=width)
-  operands = {"sums": sums, "largest": largest, "norm": norm}
-  return plgpu.kernel(
-    partial(_kernel, plan, (*operands, "out")),
-    out_type=jax.ShapeDtypeStruct((count, group, width), jnp.float32),
-    # The body takes shared memory last, and needs none.
-    scratch_types=(plgpu.SMEM((32,), jnp.float32),),
-    grid=(plan.blocks,),
-    grid_names=("n",),
-    num_threads=THREADS // 128,
-    thread_name="warpgroup",
-    compiler_params=plgpu.CompilerParams(
-      lowering_semantics=plgpu.LoweringSemantics.Lane
-    ),
-  )(*operands.values())
+  return launch(
+    lambda *refs: Body(plan, *refs).emit(),
+    {"sums": sums, "largest": largest, "norm": norm},
+    {"out": jax.ShapeDtypeStruct((count, group, width), jnp.float32)},
+    blocks=plan.blocks,
+    threads=THREADS,
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,11 +58,6 @@ class Plan:
   def blocks(self) -> int:
     """One for each query head."""
     return self.count * self.group
-
-
-def _kernel(plan, names, *refs):
-  emit = plgpu.inline_mgpu(arg_types=tuple(plgpu.RefType() for _ in refs))
-  emit(lambda _, *inner: Body(plan, names, *inner).emit())(*refs)
 
 
 class Body(Operands):

@@ -12,7 +12,7 @@ class Operands:
 
   Args:
     names: Of the operands in device memory, results last.
-    *refs: The same, then the block's shared memory.
+    *refs: The same, then the block's shared memory where it has any.
 
   Attributes:
     at: 64-bit address of each operand.
@@ -25,9 +25,10 @@ class Operands:
   def __init__(self, names: Sequence[str], *refs: Value):
     self.at = {
       name: mlir.global_address(ref)
-      for name, ref in zip(names, refs[:-1], strict=True)
+      for name, ref in zip(names, refs[: len(names)], strict=True)
     }
-    self.shared = mlir.shared_address(refs[-1])
+    for ref in refs[len(names) :]:
+      self.shared = mlir.shared_address(ref)
     self.thread = ptx.special("tid.x")
     self.lane = mlir.and_(self.thread, 31)
     self.block = ptx.special("ctaid.x")

@@ -57,7 +57,9 @@ def _emit(jaxpr, consts, arguments):
   for eqn in jaxpr.eqns:
     operands = [read(atom) for atom in eqn.invars]
     inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
-    if inner is not None:
+    if eqn.primitive.name == "optimization_barrier":
+      out = operands
+    elif inner is not None:
       out = _emit(inner.jaxpr, inner.consts, operands)
     else:
       out = [_operation(eqn, operands)]

@@ -8,26 +8,19 @@ from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Plan
 from autoematic_jax.pallas_kernels.sm90 import mlir
 from autoematic_jax.pallas_kernels.sm90 import ptx
 from autoematic_jax.pallas_kernels.sm90.mlir import Value
+from autoematic_jax.pallas_kernels.sm90.operands import Operands
 
 
-class Body:
+class Body(Operands):
   """Emits a kernel while it is traced.
 
   Attributes:
     plan: Static numbers.
-    at: 64-bit address of each operand by name.
-    shared: 32-bit address of the block's shared memory.
   """
 
   def __init__(self, plan: Plan, names: Sequence[str], *refs: Value):
+    super().__init__(names, *refs)
     self.plan = plan
-    self.at = {
-      name: mlir.global_address(ref)
-      for name, ref in zip(names, refs[:-1], strict=True)
-    }
-    self.shared = mlir.shared_address(refs[-1])
-    self.thread = ptx.special("tid.x")
-    self.lane = mlir.and_(self.thread, 31)
     self.warp = mlir.warp_index()
     self.quad = mlir.shr(self.lane, 2)
     self.leader = mlir.equal(self.lane, 0)
@@ -36,9 +29,8 @@ class Body:
     if tile.column_warps > 1:
       self.row_warp = mlir.rem(self.warp, tile.row_warps)
       self.column_warp = mlir.div(self.warp, tile.row_warps)
-    block = ptx.special("ctaid.x")
-    self.split = mlir.rem(block, tile.splits)
-    self.row_block = mlir.div(block, tile.splits)
+    self.split = mlir.rem(self.block, tile.splits)
+    self.row_block = mlir.div(self.block, tile.splits)
     self.first_tile = mlir.mul(self.row_block, tile.block_tiles)
     self.active = mlir.less(self.warp, tile.warps)
     self.ring = mlir.add(self.shared, plan.ring_at)

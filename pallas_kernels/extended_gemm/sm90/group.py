@@ -11,13 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from autoematic_jax import formats
-from autoematic_jax.formats.scaling import SMALLEST_SCALE
+from autoematic_jax.formats import scaling
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
-
-_LARGEST = 6.0 * 448.0
-_SMALLEST_TENSOR_SCALE = 2.0**-100
 
 
 def largest_magnitude(*x: Float[Array, "*S"]) -> Float[Array, "*S"]:
@@ -31,11 +28,7 @@ def largest_magnitude(*x: Float[Array, "*S"]) -> Float[Array, "*S"]:
 
 def tensor_scale(amax: Float[Array, "*S"]) -> Float[Array, "*S"]:
   """Of a row by its largest magnitude; NaN where that is not finite."""
-  # XLA would multiply by the reciprocal of a constant.
-  scale = amax / jnp.full_like(amax, _LARGEST)
-  scale = jnp.maximum(scale, _SMALLEST_TENSOR_SCALE)
-  scale = jnp.where(amax == 0.0, 1.0, scale)
-  return jnp.where(amax < jnp.inf, scale, jnp.nan)
+  return jnp.where(amax < jnp.inf, scaling.tensor_scale_of(amax), jnp.nan)
 
 
 def quantized(
@@ -54,9 +47,7 @@ def quantized(
     six: Whether the row is at 6 bits; None where no row is.
     config: Threshold and step.
   """
-  scale = formats.round_e4m3(amax / (6.0 * tensor_scale))
-  scale = jnp.maximum(scale, SMALLEST_SCALE)
-  scale = jnp.where(amax == 0.0, 1.0, scale)
+  scale = scaling.group_scale_of(amax, tensor_scale)
   divisor = scale * tensor_scale
   scaled = [value / divisor for value in x]
   values = [formats.round_e2m1(value) for value in scaled]

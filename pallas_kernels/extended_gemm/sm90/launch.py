@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from functools import partial
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -24,6 +23,7 @@ from autoematic_jax.pallas_kernels.extended_gemm.sm90.stream import StreamBody
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.wgmma import WgmmaBody
 from autoematic_jax.pallas_kernels.sm90 import mlir
 from autoematic_jax.pallas_kernels.sm90 import ptx
+from autoematic_jax.pallas_kernels.sm90.launch import launch
 
 
 def decode_gemm(
@@ -77,7 +77,15 @@ def decode_gemm(
   shape = (plans[0].m, weight.rows)
   if tile.parts > 1:
     shape = (tile.parts, *shape)
-  out = _launch(plans, operands, jax.ShapeDtypeStruct(shape, jnp.float32))
+  out = launch(
+    partial(_emit, plans),
+    operands,
+    {"out": jax.ShapeDtypeStruct(shape, jnp.float32)},
+    blocks=plans[0].blocks * tile.splits,
+    threads=128 * tile.warpgroups,
+    shared_words=max(plan.shared_bytes for plan in plans) // 4,
+    cluster=tile.cluster,
+  )
   if tile.parts > 1:
     total = out[0]
     for part in out[1:]:
@@ -152,32 +160,6 @@ def many_rows_gemm(
   # By default, float16 is multiplied exactly and added in float32.
   out = jnp.dot(x, w.T, preferred_element_type=jnp.float32)
   return out * (row_scale * EPILOGUE) * weight.tensor_scale[layer]
-
-
-def _launch(plans, operands, out_type):
-  plan, tile = plans[0], plans[0].tile
-  shared = max(plan.shared_bytes for plan in plans)
-  cluster = {}
-  if tile.cluster > 1:
-    cluster = {"cluster": (tile.cluster,), "cluster_names": ("k",)}
-  return plgpu.kernel(
-    partial(_kernel, plans, (*operands, "out")),
-    out_type=out_type,
-    scratch_types=(plgpu.SMEM((shared // 4,), jnp.uint32),),
-    grid=(plan.blocks * tile.splits // tile.cluster,),
-    grid_names=("n",),
-    num_threads=tile.warpgroups,
-    thread_name="warpgroup",
-    compiler_params=plgpu.CompilerParams(
-      lowering_semantics=plgpu.LoweringSemantics.Lane
-    ),
-    **cluster,
-  )(*operands.values())
-
-
-def _kernel(plans, names, *refs):
-  emit = plgpu.inline_mgpu(arg_types=tuple(plgpu.RefType() for _ in refs))
-  emit(lambda _, *inner: _emit(plans, names, *inner))(*refs)
 
 
 def _emit(plans, names, *refs):

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -29,6 +28,7 @@ from autoematic_jax.pallas_kernels.extended_gemm.sm90 import group
 from autoematic_jax.pallas_kernels.sm90 import mlir
 from autoematic_jax.pallas_kernels.sm90 import ptx
 from autoematic_jax.pallas_kernels.sm90 import scalars
+from autoematic_jax.pallas_kernels.sm90.launch import launch
 from autoematic_jax.pallas_kernels.sm90.mlir import Value
 from autoematic_jax.pallas_kernels.sm90.operands import Operands
 
@@ -90,21 +90,17 @@ def quantize_in_order(
   }
   if isinstance(before, Norm):
     operands["norm"] = before.scale
-  return plgpu.kernel(
-    partial(_kernel, plan, (*operands, "values", "scale")),
-    out_type=(
-      jax.ShapeDtypeStruct((rows, 4 * plan.places), jnp.float16),
-      jax.ShapeDtypeStruct((rows,), jnp.float32),
-    ),
-    scratch_types=(plgpu.SMEM((2 * _WARPS,), jnp.float32),),
-    grid=(rows * plan.blocks,),
-    grid_names=("n",),
-    num_threads=THREADS // 128,
-    thread_name="warpgroup",
-    compiler_params=plgpu.CompilerParams(
-      lowering_semantics=plgpu.LoweringSemantics.Lane
-    ),
-  )(*operands.values())
+  return launch(
+    lambda *refs: _Body(plan, *refs).emit(),
+    operands,
+    {
+      "values": jax.ShapeDtypeStruct((rows, 4 * plan.places), jnp.float16),
+      "scale": jax.ShapeDtypeStruct((rows,), jnp.float32),
+    },
+    blocks=rows * plan.blocks,
+    threads=THREADS,
+    shared_words=2 * _WARPS,
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,11 +127,6 @@ class _Plan:
   @property
   def width(self) -> int:
     return self.columns * (2 if self.gated else 1)
-
-
-def _kernel(plan, names, *refs):
-  emit = plgpu.inline_mgpu(arg_types=tuple(plgpu.RefType() for _ in refs))
-  emit(lambda _, *inner: _Body(plan, names, *inner).emit())(*refs)
 
 
 class _Body(Operands):

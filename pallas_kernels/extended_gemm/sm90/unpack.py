@@ -12,10 +12,8 @@ own, behind those of the base: the extended-K form of the paper (section 3.3).
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -28,7 +26,9 @@ from autoematic_jax.pallas_kernels.extended_gemm.sm90 import decode
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Mode
 from autoematic_jax.pallas_kernels.sm90 import mlir
 from autoematic_jax.pallas_kernels.sm90 import ptx
+from autoematic_jax.pallas_kernels.sm90.launch import launch
 from autoematic_jax.pallas_kernels.sm90.mlir import Value
+from autoematic_jax.pallas_kernels.sm90.operands import Operands
 
 WARPS = 8
 
@@ -138,42 +138,28 @@ def unpack(
     `decode.EPILOGUE`, which are left out; zeros past K.
   """
   plan = plan_of(weight, mode)
-  operands: dict[str, Array | None] = {"units": weight.units, "layer": layer}
-  if plan.mode != "4":
+  operands: dict[str, Array] = {"units": weight.units, "layer": layer}
+  if plan.mode != "4" and weight.offsets is not None:
     operands["offsets"] = weight.offsets
   shape = (plan.rows, plan.columns)
-  return plgpu.kernel(
-    partial(_kernel, plan, (*operands, "out")),
-    out_type=jax.ShapeDtypeStruct(shape, jnp.float16),
-    grid=(plan.row_blocks * plan.tiles * plan.slices,),
-    grid_names=("n",),
-    num_threads=WARPS // 4,
-    thread_name="warpgroup",
-    compiler_params=plgpu.CompilerParams(
-      lowering_semantics=plgpu.LoweringSemantics.Lane
-    ),
-  )(*operands.values())
+  return launch(
+    lambda *refs: _Body(plan, *refs).emit(),
+    operands,
+    {"out": jax.ShapeDtypeStruct(shape, jnp.float16)},
+    blocks=plan.row_blocks * plan.tiles * plan.slices,
+    threads=32 * WARPS,
+  )
 
 
-def _kernel(plan, names, *refs):
-  emit = plgpu.inline_mgpu(arg_types=tuple(plgpu.RefType() for _ in refs))
-  emit(lambda _, *inner: _Body(plan, names, *inner).emit())(*refs)
-
-
-class _Body:
+class _Body(Operands):
   """Emits the kernel while it is traced."""
 
   def __init__(self, plan: UnpackPlan, names: Sequence[str], *refs: Value):
+    super().__init__(names, *refs)
     self.plan = plan
-    self.at = {
-      name: mlir.global_address(ref)
-      for name, ref in zip(names, refs, strict=True)
-    }
-    self.lane = mlir.and_(ptx.special("tid.x"), 31)
     self.warp = mlir.warp_index()
-    block = ptx.special("ctaid.x")
-    self.part = mlir.rem(block, plan.slices)
-    tile = mlir.div(block, plan.slices)
+    self.part = mlir.rem(self.block, plan.slices)
+    tile = mlir.div(self.block, plan.slices)
     self.tile = mlir.rem(tile, plan.tiles)
     layer = ptx.load_global(self.at["layer"])
     self.row_block = mlir.add(

@@ -1,0 +1,64 @@
+"""Starts a kernel whose body is written in the operations of `mlir.py`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+Body = Callable[..., None]
+"""Emits a kernel, given the operands' names and then their references: those of
+the results, and of shared memory where there is any, come last."""
+
+
+def launch(
+  emit: Body,
+  operands: Mapping[str, jax.Array],
+  results: Mapping[str, jax.ShapeDtypeStruct],
+  *,
+  blocks: int,
+  threads: int,
+  shared_words: int = 0,
+  cluster: int = 1,
+) -> Any:
+  """Runs a kernel.
+
+  Args:
+    emit: Its body.
+    operands: In device memory.
+    results: What it writes, by name.
+    blocks: Of the grid, those of a cluster counted apart.
+    threads: Of a block, whole warpgroups of 128.
+    shared_words: 32-bit words of shared memory of a block.
+    cluster: Blocks that share their memory.
+
+  Returns:
+    The result, or a tuple of several.
+  """
+  names = (*operands, *results)
+
+  def kernel(*refs):
+    emit_refs = plgpu.inline_mgpu(
+      arg_types=tuple(plgpu.RefType() for _ in refs)
+    )
+    emit_refs(lambda _, *inner: emit(names, *inner))(*refs)
+
+  options: dict[str, Any] = {}
+  out_types = list(results.values())
+  if shared_words:
+    options["scratch_types"] = (plgpu.SMEM((shared_words,), jnp.uint32),)
+  if cluster > 1:
+    options |= {"cluster": (cluster,), "cluster_names": ("k",)}
+  return plgpu.kernel(
+    kernel,
+    out_type=out_types if len(results) > 1 else out_types[0],
+    grid=(blocks // cluster,),
+    grid_names=("n",),
+    num_threads=threads // 128,
+    thread_name="warpgroup",
+    compiler_params=plgpu.CompilerParams(
+      lowering_semantics=plgpu.LoweringSemantics.Lane
+    ),
+    **options,
+  )(*operands.values())
