@@ -81,3 +81,15 @@ def compiled(caplog):
     ]
 
   return call
+
+
+@pytest.fixture(scope="session")
+def hopper():
+  """Skips a test where the Hopper kernels do not run, saying why."""
+  from autoematic_jax.errors import PrecisionError
+  from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
+
+  try:
+    mosaic_sm90.check_device()
+  except PrecisionError as error:
+    pytest.skip(str(error))

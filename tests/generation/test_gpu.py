@@ -7,20 +7,10 @@ import pytest
 
 import autoematic_jax
 from autoematic_jax.checkpoints import convert
-from autoematic_jax.errors import PrecisionError
-from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 PROMPTS = ["Sort: 93 41 17 88", "Compute 4821 + 977", "The harbour"]
-
-
-@pytest.fixture(autouse=True)
-def hopper():
-  try:
-    mosaic_sm90.check_device()
-  except PrecisionError as error:
-    pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

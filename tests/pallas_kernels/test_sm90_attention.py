@@ -4,39 +4,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import simt
+from packed_cache import LAYER
+from packed_cache import filled
 
 from autoematic_jax import kv_cache
 from autoematic_jax.errors import PrecisionError
-from autoematic_jax.kv_codecs import AutoFPCodec
 from autoematic_jax.models import attention as reference
 from autoematic_jax.pallas_kernels import attention
 from autoematic_jax.pallas_kernels.attention import decode
 from autoematic_jax.pallas_kernels.attention import decode_sm90
 from autoematic_jax.pallas_kernels.attention import join_sm90
 from autoematic_jax.pallas_kernels.sm90 import operands as operands_of
-
-LAYERS, LAYER = 3, 2
-
-
-def filled(rng, batch, kv_heads, capacity, dim):
-  """A cache that is full in one layer, at 4 and 6 bits in turn."""
-  cache = kv_cache.init_cache(
-    num_layers=LAYERS,
-    batch=batch,
-    num_kv_heads=kv_heads,
-    head_dim=dim,
-    capacity=capacity,
-    codec=AutoFPCodec(),
-  )
-  keys, values = (
-    jnp.asarray(
-      rng.standard_normal((batch, kv_heads, capacity, dim)), jnp.float32
-    )
-    for _ in range(2)
-  )
-  levels = jnp.asarray(np.resize([4, 6], batch), jnp.int32)
-  start = jnp.zeros((batch,), jnp.int32)
-  return kv_cache.write(cache, jnp.asarray(LAYER), start, keys, values, levels)
 
 
 def run(monkeypatch, queries, cache, positions):

@@ -8,7 +8,6 @@ import pytest
 from packed_weights import random_weight
 
 from autoematic_jax import formats
-from autoematic_jax.errors import PrecisionError
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
@@ -16,22 +15,13 @@ from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
 from autoematic_jax.pallas_kernels.extended_gemm import Gate
 from autoematic_jax.pallas_kernels.extended_gemm import Norm
 from autoematic_jax.pallas_kernels.extended_gemm import extended_gemm
-from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
 from autoematic_jax.pallas_kernels.extended_gemm import prepack
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.rows import permute_rows
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 SHAPES = ((512, 1024), (1000, 1120), (4096, 512), (33, 80), (6208, 2048))
 MIXES = ((4,), (6,), (4, 6))
-
-
-@pytest.fixture(autouse=True)
-def hopper():
-  try:
-    mosaic_sm90.check_device()
-  except PrecisionError as error:
-    pytest.skip(str(error))
 
 
 def stack(n, k, fmt="autofp6", most=(2, 0, 1)):
