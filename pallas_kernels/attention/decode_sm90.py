@@ -72,6 +72,7 @@ def partial_sums(
       "largest": jax.ShapeDtypeStruct(lead, jnp.float32),
       "norm": jax.ShapeDtypeStruct(lead, jnp.float32),
     },
+    name="decode_attention",
     blocks=plan.blocks,
     threads=THREADS,
     shared_words=plan.shared_words,

@@ -40,6 +40,7 @@ def join(
     lambda *refs: Body(plan, *refs).emit(),
     {"sums": sums, "largest": largest, "norm": norm},
     {"out": jax.ShapeDtypeStruct((count, group, width), jnp.float32)},
+    name="join_attention",
     blocks=plan.blocks,
     threads=THREADS,
   )

@@ -17,6 +17,7 @@ def launch(
   operands: Mapping[str, jax.Array],
   results: Mapping[str, jax.ShapeDtypeStruct],
   *,
+  name: str,
   blocks: int,
   threads: int,
   shared_words: int = 0,
@@ -28,6 +29,7 @@ def launch(
     emit: Its body.
     operands: In device memory.
     results: What it writes, by name.
+    name: Under which profilers show it.
     blocks: Of the grid, those of a cluster counted apart.
     threads: Of a block, whole warpgroups of 128.
     shared_words: 32-bit words of shared memory of a block.
@@ -44,13 +46,14 @@ def launch(
     )
     emit_refs(lambda _, *inner: emit(names, *inner))(*refs)
 
+  kernel.__name__ = name
   options: dict[str, Any] = {}
   out_types = list(results.values())
   if shared_words:
     options["scratch_types"] = (plgpu.SMEM((shared_words,), jnp.uint32),)
   if cluster > 1:
     options |= {"cluster": (cluster,), "cluster_names": ("k",)}
-  return plgpu.kernel(
+  out = plgpu.kernel(
     kernel,
     out_type=out_types if len(results) > 1 else out_types[0],
     grid=(blocks // cluster,),
@@ -62,3 +65,4 @@ def launch(
     ),
     **options,
   )(*operands.values())
+  return tuple(out) if len(results) > 1 else out

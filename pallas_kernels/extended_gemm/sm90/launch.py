@@ -81,6 +81,7 @@ def decode_gemm(
     partial(_emit, plans),
     operands,
     {"out": jax.ShapeDtypeStruct(shape, jnp.float32)},
+    name="decode_gemm",
     blocks=plans[0].blocks * tile.splits,
     threads=128 * tile.warpgroups,
     shared_words=max(plan.shared_bytes for plan in plans) // 4,

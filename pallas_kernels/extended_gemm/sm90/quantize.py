@@ -97,6 +97,7 @@ def quantize_in_order(
       "values": jax.ShapeDtypeStruct((rows, 4 * plan.places), jnp.float16),
       "scale": jax.ShapeDtypeStruct((rows,), jnp.float32),
     },
+    name="quantize_rows",
     blocks=rows * plan.blocks,
     threads=THREADS,
     shared_words=2 * _WARPS,

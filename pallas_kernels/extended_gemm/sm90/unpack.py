@@ -146,6 +146,7 @@ def unpack(
     lambda *refs: _Body(plan, *refs).emit(),
     operands,
     {"out": jax.ShapeDtypeStruct(shape, jnp.float16)},
+    name="unpack_weight",
     blocks=plan.row_blocks * plan.tiles * plan.slices,
     threads=32 * WARPS,
   )
