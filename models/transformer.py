@@ -20,6 +20,7 @@ from autoematic_jax import bfloat16
 from autoematic_jax import kv_cache
 from autoematic_jax import policy as policy_lib
 from autoematic_jax import signals
+from autoematic_jax.kv_codecs import AutoFPCodec
 from autoematic_jax.models import attention
 from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.config import RopeScaling
@@ -29,11 +30,16 @@ from autoematic_jax.models.layers import QuantizedLinear
 from autoematic_jax.models.layers import RMSNorm
 from autoematic_jax.models.layers import output_head
 from autoematic_jax.pallas_kernels import attention as packed_attention
+from autoematic_jax.pallas_kernels.activation_quantization import (
+  ActivationConfig,
+)
 from autoematic_jax.pallas_kernels.extended_gemm import Gate
 from autoematic_jax.pallas_kernels.extended_gemm import rms_norm
 
 Linear = QuantizedLinear | DenseLinear
 Phase = Literal["prefill", "decode"]
+
+_UNROLL = 1
 
 ADAPTIVE = -1
 """Marks a layer whose level the policy chooses."""
@@ -100,6 +106,8 @@ class DecoderLayer(nnx.Module):
     config, layer = context.config, precision.layer
     batch, tokens, _ = hidden.shape
     joined = self.qkv(hidden, precision, self.input_norm.before())
+    if tokens == 1 and self._attends_packed(cache, config):
+      return self._mix_packed(joined, context, cache, precision)
     joined = joined.reshape(batch, tokens, -1, config.head_dim)
     rotated, values = jnp.split(
       joined, [config.num_heads + config.num_kv_heads], axis=2
@@ -116,28 +124,47 @@ class DecoderLayer(nnx.Module):
       values.swapaxes(1, 2),
       precision.kv_levels,
     )
-    if tokens == 1 and self._attends_packed(cache, config):
-      mixed = packed_attention.attend(
-        queries[:, 0],
-        cache.planes["codes"],
-        cache.planes["scales"],
-        context.positions[:, 0],
-        layer,
-      )
-    else:
-      all_keys, all_values = kv_cache.read(cache, layer)
-      mixed = attention.attend(queries, all_keys, all_values, context.positions)
+    all_keys, all_values = kv_cache.read(cache, layer)
+    mixed = attention.attend(queries, all_keys, all_values, context.positions)
     return mixed.reshape(batch, tokens, -1), cache
 
   def _attends_packed(self, cache, config):
-    """Whether a kernel attends over the cache as it is packed."""
+    """Whether kernels store to and attend over the cache as it is packed."""
     if not (
-      isinstance(self.output, QuantizedLinear) and self.output.runs_on_hopper
+      isinstance(self.output, QuantizedLinear)
+      and self.output.runs_on_hopper
+      and isinstance(cache.codec, AutoFPCodec)
     ):
       return False
     width = cache.planes["codes"].shape[-1]
     group = config.num_heads // config.num_kv_heads
-    return packed_attention.takes(width, group)
+    return packed_attention.takes(config.head_dim, width, group)
+
+  def _mix_packed(self, joined, context, cache, precision):
+    """The same for one token, by kernels."""
+    norms = None
+    if self.q_norm is not None and self.k_norm is not None:
+      norms = packed_attention.HeadNorms(
+        query=self.q_norm.scale.get_value(),
+        key=self.k_norm.scale.get_value(),
+        epsilon=self.q_norm.epsilon,
+      )
+    cos, sin = context.rope
+    mixed, codes, scales = packed_attention.step(
+      joined[:, 0],
+      (cos[:, 0], sin[:, 0]),
+      norms,
+      cache.planes["codes"],
+      cache.planes["scales"],
+      context.positions[:, 0],
+      precision.kv_levels,
+      precision.layer,
+      config=ActivationConfig(
+        decoding=cache.codec.decoding, nearest_base=cache.codec.nearest_base
+      ),
+    )
+    planes = {"codes": codes, "scales": scales}
+    return mixed[:, None], dataclasses.replace(cache, planes=planes)
 
   def _normed(self, heads, queries, layer):
     """Norms of queries and keys, side by side `[B, T, heads, D]`."""
@@ -335,6 +362,7 @@ class Decoder(nnx.Module):
       body,
       (self.embed(tokens), cache, policy_lib.pack(policy)),
       (layers, forced),
+      unroll=_UNROLL if phase == "decode" else 1,
     )
     return hidden, cache, policy_lib.unpack(packed), trace
 

@@ -28,6 +28,7 @@ class Machine:
     self.shape = blocks, threads
     self.shared = np.full((blocks, shared_words), np.nan, np.float32)
     self.active = np.ones(self.shape, bool)
+    self.prefetched = []
     self.mlir = self._namespace("mlir")
     self.ptx = self._namespace("ptx")
     self.scalars = types.SimpleNamespace(run=self._scalars)
@@ -171,9 +172,14 @@ class Machine:
     return array, np.where(self.active, at, 0)
 
   def _load(self, address, count, dtype):
-    array, at = self._place(address, 4 * count)
-    spread = at[..., None] + np.arange(4 * count)
-    words = np.ascontiguousarray(array[spread]).view(dtype)
+    words = np.zeros((*self.shape, count), dtype)
+    everyone = self.active
+    for number in np.unique(address[everyone] // _SPACE):
+      self.active = everyone & (address // _SPACE == number)
+      array, at = self._place(address, 4 * count)
+      spread = at[self.active][:, None] + np.arange(4 * count)
+      words[self.active] = np.ascontiguousarray(array[spread]).view(dtype)
+    self.active = everyone
     return tuple(words[..., n] for n in range(count))
 
   def _store(self, address, values):
@@ -200,6 +206,25 @@ class Machine:
 
   def ptx_store_global2(self, address, values):
     self._store(address, values)
+
+  def ptx_store_global(self, address, value):
+    self._store(address, [np.asarray(value).astype(np.uint32)])
+
+  def ptx_store_global8(self, address, value):
+    array, at = self._place(address, 1)
+    array[at[self.active]] = np.asarray(value)[self.active].astype(np.uint8)
+
+  def ptx_store_global4_f32(self, address, values):
+    self._store(address, [np.asarray(v, np.float32) for v in values])
+
+  def ptx_prefetch_bulk(self, source, size):
+    assert (size % 16 == 0).all()
+    _, first = self._place(source, 16)
+    _, last = self._place(source + size.astype(np.int64) - 16, 16)
+    for begin, end in set(
+      zip(first[self.active], last[self.active], strict=True)
+    ):
+      self.prefetched.append((int(begin), int(end) + 16))
 
   def ptx_store_global_f32(self, address, value):
     self._store(address, [np.asarray(value, np.float32)])

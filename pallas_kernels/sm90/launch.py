@@ -1,15 +1,19 @@
 """Starts a kernel whose body is written in the operations of `mlir.py`."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
+import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
+from jax import lax
 
 Body = Callable[..., None]
 """Emits a kernel, given the operands' names and then their references: those of
-the results, and of shared memory where there is any, come last."""
+what is updated, of the results, and of shared memory where there is any, come
+last."""
 
 
 def launch(
@@ -22,6 +26,7 @@ def launch(
   threads: int,
   shared_words: int = 0,
   cluster: int = 1,
+  updates: Mapping[str, jax.Array] | None = None,
 ) -> Any:
   """Runs a kernel.
 
@@ -34,17 +39,22 @@ def launch(
     threads: Of a block, whole warpgroups of 128.
     shared_words: 32-bit words of shared memory of a block.
     cluster: Blocks that share their memory.
+    updates: What it writes in place: other elements keep their values.
 
   Returns:
-    The result, or a tuple of several.
+    The result, or a tuple of several, updated arrays last.
   """
-  names = (*operands, *results)
+  updated = {name: jax.new_ref(x) for name, x in (updates or {}).items()}
+  names = (*operands, *updated, *results)
 
   def kernel(*refs):
     emit_refs = plgpu.inline_mgpu(
       arg_types=tuple(plgpu.RefType() for _ in refs)
     )
     emit_refs(lambda _, *inner: emit(names, *inner))(*refs)
+    # Pallas does not see what `emit` writes; this it sees, and it never runs.
+    for ref in refs[len(operands) : len(operands) + len(updated)]:
+      pl.when(lax.axis_index("n") < 0)(partial(_rewrite, ref))
 
   kernel.__name__ = name
   options: dict[str, Any] = {}
@@ -64,5 +74,12 @@ def launch(
       lowering_semantics=plgpu.LoweringSemantics.Lane
     ),
     **options,
-  )(*operands.values())
-  return tuple(out) if len(results) > 1 else out
+  )(*operands.values(), *updated.values())
+  out = tuple(out) if len(results) > 1 else (out,)
+  out += tuple(jax.freeze(ref) for ref in updated.values())
+  return out if len(out) > 1 else out[0]
+
+
+def _rewrite(ref):
+  first = (0,) * len(ref.shape)
+  ref[first] = ref[first]

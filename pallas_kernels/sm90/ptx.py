@@ -45,6 +45,44 @@ def load_global4(address: Value) -> tuple[Value, ...]:
   )
 
 
+def store_global(address: Value, value: Value) -> None:
+  """4 bytes to device memory."""
+  asm("st.global.b32 [$0], $1;", None, address, value, volatile=True)
+
+
+def store_global8(address: Value, value: Value) -> None:
+  """The low byte to device memory."""
+  asm(
+    "{ .reg .b16 t; cvt.u16.u32 t, $1; st.global.u8 [$0], t; }",
+    None,
+    address,
+    value,
+    volatile=True,
+  )
+
+
+def store_global4_f32(address: Value, values: Sequence[Value]) -> None:
+  """Four float32 to device memory."""
+  asm(
+    "st.global.v4.f32 [$0], {$1, $2, $3, $4};",
+    None,
+    address,
+    *values,
+    volatile=True,
+  )
+
+
+def prefetch_bulk(source: Value, size: Value) -> None:
+  """Starts to bring device memory, 16-byte multiples, into the L2 cache."""
+  asm(
+    "cp.async.bulk.prefetch.L2.global [$0], $1;",
+    None,
+    source,
+    size,
+    volatile=True,
+  )
+
+
 def store_global2(address: Value, values: Sequence[Value], at: int = 0) -> None:
   """8 bytes to device memory."""
   asm(

@@ -157,6 +157,7 @@ _FLOAT = {
 _INTEGER = {
   "add": arith.addi,
   "and": arith.andi,
+  "lt": _compare_int("slt"),
   "max": arith.maxsi,
   "min": arith.minsi,
   "or": arith.ori,
