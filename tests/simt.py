@@ -9,6 +9,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 _SPACE = 1 << 40
@@ -104,9 +105,17 @@ class Machine:
     return np.ascontiguousarray(bits).view(np.float32)
 
   def mlir_loop(self, count, carried, body):
-    for i in range(count):
-      carried = body(self.mlir_const(i), list(carried))
-    return list(carried)
+    before, carried = self.active, list(carried)
+    count = self._word(count)
+    for i in range(int(count[before].max(initial=0))):
+      self.active = before & (i < count)
+      after = body(self.mlir_const(i), list(carried))
+      carried = [
+        np.where(self.active, new, old)
+        for new, old in zip(after, carried, strict=True)
+      ]
+    self.active = before
+    return carried
 
   def mlir_less(self, a, b):
     return a < self._word(b)
@@ -194,6 +203,9 @@ class Machine:
   def ptx_load_global4_f32(self, address):
     return self._load(address, 4, np.float32)
 
+  def ptx_load_global2(self, address):
+    return self._load(address, 2, np.uint32)
+
   def ptx_load_global4(self, address):
     return self._load(address, 4, np.uint32)
 
@@ -271,9 +283,61 @@ class Machine:
   def ptx_exp2(self, x):
     return np.exp2(x).astype(np.float32)
 
+  def ptx_permute(self, a, b, selector):
+    both = np.stack([self._full(a), self._word(b)], axis=-1)
+    source = np.ascontiguousarray(both).view(np.uint8)
+    picked = [source[..., (selector >> (4 * n)) & 7] for n in range(4)]
+    return _words(np.stack(picked, axis=-1))
+
+  def ptx_mul_half2(self, a, b):
+    return _words(_halves(a) * _halves(b))
+
+  def ptx_half2_to_f32(self, pair):
+    return tuple(np.moveaxis(_halves(pair).astype(np.float32), -1, 0))
+
+  def ptx_e4m3_to_half2(self, bytes_):
+    pair = np.ascontiguousarray(bytes_).view(np.uint8).reshape(*self.shape, 4)
+    stored = pair[..., :2].copy().view(ml_dtypes.float8_e4m3fn)
+    return _words(stored.astype(np.float16))
+
+  def _warps(self, values):
+    """`[blocks, warps, 8, 4, ...]` by lane."""
+    return values.reshape(self.shape[0], -1, 8, 4, *values.shape[2:])
+
+  def ptx_transpose_8x8(self, pair):
+    matrix = self._warps(_halves(pair))
+    matrix = matrix.reshape(*matrix.shape[:2], 8, 8).swapaxes(2, 3)
+    return _words(matrix.reshape(*self.shape, 2))
+
+  def ptx_mma_16x8x16(self, acc, a, b):
+    a = self._warps(np.stack([_halves(self._full(x)) for x in a], axis=2))
+    b = self._warps(np.stack([_halves(self._full(x)) for x in b], axis=2))
+    # Lane (row, column) holds registers (half of K, half of the rows), pairs.
+    left = a.reshape(*a.shape[:4], 2, 2, 2)
+    left = np.einsum("nwrckhp->nwhrkcp", left)
+    left = left.reshape(*left.shape[:2], 16, 16).astype(np.float64)
+    right = np.einsum("nwrckp->nwkcpr", b)
+    right = right.reshape(*right.shape[:2], 16, 8).astype(np.float64)
+    out = (left @ right).reshape(*left.shape[:2], 2, 8, 4, 2)
+    out = np.einsum("nwhrcp->nwrchp", out).reshape(*self.shape, 4)
+    return [
+      (np.asarray(old, np.float64) + out[..., n]).astype(np.float32)
+      for n, old in enumerate(acc)
+    ]
+
   def ptx_half2(self, low, high):
-    pair = np.stack([low, high], axis=-1).astype(np.float16)
-    return np.ascontiguousarray(pair).view(np.uint32)[..., 0]
+    return _words(np.stack([low, high], axis=-1).astype(np.float16))
+
+
+def _halves(pair):
+  """Float16 pairs, along a last axis."""
+  pair = np.ascontiguousarray(pair, np.uint32)
+  return pair.view(np.float16).reshape(*pair.shape, 2)
+
+
+def _words(parts):
+  """32-bit words of what lies along the last axis."""
+  return np.ascontiguousarray(parts).view(np.uint32)[..., 0]
 
 
 @contextlib.contextmanager

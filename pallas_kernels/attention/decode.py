@@ -1,9 +1,10 @@
 """One new token of each request over its packed keys and values.
 
-Blocks take a chunk of one head's keys each, for all query heads that share it,
-and leave sums that belong together by their largest score, which a second
-kernel adds. Keys and values are decoded in registers, and nothing of the cache
-is written out.
+A first kernel norms and turns queries and keys, and packs the new keys and
+values into the cache. Of a second one, blocks take a chunk of one head's keys
+each, for all query heads that share it, and leave sums that belong together by
+their largest score, which a third one adds. Keys and values are decoded in
+registers, and nothing of the cache is written out.
 """
 
 import jax.numpy as jnp
@@ -19,20 +20,24 @@ HEAD_WIDTHS = (64, 128, 256)
 """Packed widths of a head that the kernel takes."""
 
 THREADS = 128
+_TURN = 128
+"""Keys that the warps of a block take together, at most."""
+
 _MAX_CHUNKS = 32
 _MAX_GROUP = 8
+_BLOCKS = 528
+"""Four for each multiprocessor of an H100 or H200."""
 
 
-def chunk_size(capacity: int, width: int) -> int:
-  """Keys of one block: enough blocks for the device, no more than 32.
+def chunk_size(capacity: int, pairs: int) -> int:
+  """Keys of one block, so that blocks are enough for the device.
 
   Args:
     capacity: Keys of a request.
-    width: Of a packed head.
+    pairs: Requests times key heads.
   """
-  # Keys that the threads of a block look at together.
-  turn = THREADS * 64 // width
-  return -(-capacity // (_MAX_CHUNKS * turn)) * turn
+  chunks = min(_MAX_CHUNKS, -(-_BLOCKS // pairs))
+  return -(-capacity // (chunks * _TURN)) * _TURN
 
 
 def takes(dim: int, width: int, group: int) -> bool:

@@ -1,12 +1,13 @@
 """The kernel of `decode.py`.
 
-A lane scores one key's 64 elements at a time, so that 1, 2 or 4 lanes share a
-key. Weights of all keys of the chunk then lie in shared memory, and a lane adds
-four elements of every few values.
+Both products are `mma.sync` with what is stored as their left operand: 16 keys
+by 16 elements against up to 8 query heads, then 16 elements by 16 keys against
+the heads' weights. A byte's bits, moved, are a float16 of its value times
+2^-14, and times its scale that is exact. Queries and weights are split in two
+float16 numbers each, which together keep 22 bits.
 
-A byte's bits, moved to where float32 has its exponent, are its value times
-2^-126; factors of 2^100 and 2^26 beside it bring that back without leaving the
-range of float32.
+The four warps of a block take 16 or 32 keys in turn, each with a running
+maximum of its own, and meet at the end.
 """
 
 import dataclasses
@@ -27,8 +28,17 @@ from autoematic_jax.pallas_kernels.sm90.mlir import Value
 from autoematic_jax.pallas_kernels.sm90.operands import Operands
 
 _WARPS = THREADS // 32
+_KEYS = 16
+"""Keys of one product."""
+
+_QUERIES = 8
 _FAR = -1e30
 """Score of a key that is not seen; an Inf would give NaN where all are."""
+
+_DECODED = 128.0
+"""Decoded elements carry 2^-14 * 2^7, to stay in float16's range."""
+
+_LOG2_E = math.log2(math.e)
 
 
 def partial_sums(
@@ -48,6 +58,9 @@ def partial_sums(
     scales: Of each 16 codes.
     positions: Keys past them are not seen.
     layer: Which layer.
+
+  Returns:
+    Scores are powers of 2.
   """
   plan = Plan(
     batch=codes.shape[1],
@@ -100,7 +113,7 @@ class Plan:
   @property
   def chunk(self) -> int:
     """Keys of a block."""
-    return chunk_size(self.capacity, self.width)
+    return chunk_size(self.capacity, self.batch * self.kv_heads)
 
   @property
   def chunks(self) -> int:
@@ -111,35 +124,28 @@ class Plan:
     return self.batch * self.kv_heads * self.chunks
 
   @property
-  def lanes(self) -> int:
-    """Lanes that share a key."""
+  def tiles(self) -> int:
+    """Products over keys that a warp has loaded at a time."""
+    return 2 if self.width <= 128 else 1
+
+  @property
+  def quads(self) -> int:
+    """Four groups of 16 elements: what four lanes read of a key."""
     return self.width // 64
 
   @property
-  def turn(self) -> int:
-    """Keys that are scored together."""
-    return THREADS // self.lanes
+  def lane_bytes(self) -> int:
+    """What a lane reads of a value."""
+    return self.width // 8
 
   @property
-  def parts(self) -> int:
-    """Values that are added side by side."""
-    return THREADS // (self.width // 4)
-
-  @property
-  def weights_at(self) -> int:
-    """Word of shared memory at which scores begin, after the queries."""
-    return self.group * self.width
-
-  @property
-  def reduce_at(self) -> int:
-    """Word at which what warps tell each other begins."""
-    return self.weights_at + self.group * self.chunk
+  def sums_at(self) -> int:
+    """Word of shared memory at which sums begin, after maxima and norms."""
+    return 2 * _WARPS * _QUERIES
 
   @property
   def shared_words(self) -> int:
-    more = 2 * _WARPS * self.group
-    # Partial sums lie where queries and scores were.
-    return max(self.reduce_at + more, self.parts * self.group * self.width)
+    return self.sums_at + _WARPS * _QUERIES * self.width
 
 
 class Body(Operands):
@@ -149,13 +155,15 @@ class Body(Operands):
     super().__init__(names, *refs)
     self.plan = plan
     self.warp = mlir.shr(self.thread, 5)
+    self.row = mlir.shr(self.lane, 2)
+    self.column = mlir.and_(self.lane, 3)
     chunk = mlir.rem(self.block, plan.chunks)
     self.pair = mlir.div(self.block, plan.chunks)
     request = mlir.div(self.pair, plan.kv_heads)
     head = mlir.rem(self.pair, plan.kv_heads)
     layer = ptx.load_global(self.at["layer"])
     position = mlir.offset(self.at["positions"], request, 4)
-    self.position = ptx.load_global(position)
+    self.end = mlir.add(ptx.load_global(position), 1)
     self.first = mlir.mul(chunk, plan.chunk)
     row = mlir.add(mlir.mul(layer, plan.batch), request)
     row = mlir.add(mlir.mul(row, 2 * plan.kv_heads), head)
@@ -165,229 +173,289 @@ class Body(Operands):
 
   def emit(self) -> None:
     """Everything, in order."""
-    past = mlir.less(self.position, self.first)
-    mlir.when(past, self._nothing)
-    mlir.when(mlir.less(self.first, mlir.add(self.position, 1)), self._attend)
-
-  def _nothing(self):
-    """A chunk past the request's end weighs nothing."""
     plan = self.plan
-    zero = mlir.zero_f32()
-    for first in range(0, plan.group * plan.width, THREADS):
-      index = mlir.add(self.thread, first)
-      store = partial(self._store, "sums", plan.width * plan.group, index, zero)
-      mlir.when(mlir.less(index, plan.group * plan.width), store)
-    far = mlir.const_f32(_FAR)
-    for name, value in (("largest", far), ("norm", zero)):
-      store = partial(self._store, name, plan.group, self.thread, value)
-      mlir.when(mlir.less(self.thread, plan.group), store)
+    seen = mlir.less(self.first, self.end)
+    # Nothing, where the chunk lies past the request's end.
+    count = mlir.select(seen, mlir.sub(self.end, self.first), mlir.const(0))
+    count = mlir.minimum(count, plan.chunk)
+    step = _WARPS * _KEYS * plan.tiles
+    turns = mlir.div(mlir.add(count, step - 1), step)
+    self.queries = self._load_queries()
+    carried = [mlir.const_f32(_FAR) for _ in range(2)]
+    carried += [mlir.zero_f32() for _ in range(2 + 4 * (plan.width // 16))]
+    carried = mlir.loop(turns, carried, self._turn)
+    self._meet(carried[:2], carried[2:4], carried[4:])
+
+  def _load_queries(self):
+    """Upper and lower parts of this lane's four elements of every product."""
+    plan = self.plan
+    exists = mlir.less(self.row, plan.group)
+    head = mlir.minimum(self.row, plan.group - 1)
+    line = mlir.add(mlir.mul(self.pair, plan.group), head)
+    line = mlir.offset(self.at["queries"], line, 4 * plan.width)
+    out = []
+    for quad in range(plan.quads):
+      # In fours: a group has four of them.
+      first = mlir.add(mlir.shl(self.column, 2), 16 * quad)
+      here = mlir.offset(line, first, 16)
+      for word in range(4):
+        values = ptx.load_global4_f32(mlir.add_wide(here, 16 * word))
+        values = [mlir.select(exists, x, mlir.zero_f32()) for x in values]
+        factor = mlir.const_f32(_LOG2_E)
+        values = [mlir.mul_f32(x, factor) for x in values]
+        out.append(tuple(zip(*map(_split, _pairs(values)), strict=True)))
+    return out
+
+  def _turn(self, index, carried):
+    """Some keys and their values."""
+    plan = self.plan
+    largest, norm, sums = carried[:2], carried[2:4], carried[4:]
+    number = mlir.add(mlir.mul(index, _WARPS), self.warp)
+    first = mlir.add(self.first, mlir.mul(number, _KEYS * plan.tiles))
+    starts = [mlir.add(first, _KEYS * tile) for tile in range(plan.tiles)]
+    keys = [self._load_keys(start) for start in starts]
+    values = [self._load_values(start) for start in starts]
+    scores = [
+      self._scores(start, *some)
+      for start, some in zip(starts, keys, strict=True)
+    ]
+    before = largest
+    largest = self._maxima(before, scores)
+    shrunk = [
+      ptx.exp2(mlir.sub_f32(a, b)) for a, b in zip(before, largest, strict=True)
+    ]
+    norm = [mlir.mul_f32(a, b) for a, b in zip(norm, shrunk, strict=True)]
+    sums = [mlir.mul_f32(x, shrunk[n % 2]) for n, x in enumerate(sums)]
+    for some, (words, bytes_) in zip(scores, values, strict=True):
+      weights = [
+        ptx.exp2(mlir.sub_f32(x, largest[n % 2])) for n, x in enumerate(some)
+      ]
+      norm = [
+        mlir.add_f32(old, mlir.add_f32(weights[n], weights[2 + n]))
+        for n, old in enumerate(norm)
+      ]
+      sums = self._add_values(sums, weights, words, bytes_)
+    return [*largest, *norm, *sums]
+
+  def _row_of(self, base, key):
+    return mlir.add(base, mlir.minimum(key, self.plan.capacity - 1))
+
+  def _load_keys(self, start):
+    """Of each quad, this lane's words of two keys, and their scales' bytes."""
+    plan = self.plan
+    out = [([], []) for _ in range(plan.quads)]
+    for below in (0, 8):
+      row = self._row_of(
+        self.key_row, mlir.add(mlir.add(start, self.row), below)
+      )
+      codes = mlir.offset(self.at["codes"], row, plan.width)
+      codes = mlir.offset(codes, self.column, 16)
+      scales = mlir.offset(self.at["scales"], row, plan.width // 16)
+      scales = mlir.offset(scales, self.column)
+      for quad, (words, bytes_) in enumerate(out):
+        words.append(ptx.load_global4(mlir.add_wide(codes, 64 * quad)))
+        bytes_.append(ptx.load_global8(mlir.add_wide(scales, 4 * quad)))
+    return out
+
+  def _scores(self, start, *quads):
+    """Of keys `row` and `row + 8`, each by query heads 2 column + (0, 1)."""
+    sums = [mlir.zero_f32() for _ in range(4)]
+    for quad, (words, bytes_) in enumerate(quads):
+      joined = mlir.or_(bytes_[0], mlir.shl(bytes_[1], 8))
+      both = _scales(joined)
+      scales = ptx.permute(both, 0, 0x1010), ptx.permute(both, 0, 0x3232)
+      for word in range(4):
+        halves = [
+          ptx.mul_half2(
+            _decoded(ptx.permute(words[key][word], 0, selector)), scales[key]
+          )
+          for selector in (0x1404, 0x3424)
+          for key in range(2)
+        ]
+        for part in self.queries[4 * quad + word]:
+          sums = ptx.mma_16x8x16(sums, halves, part)
+    out = []
+    for n, x in enumerate(sums):
+      key = mlir.add(mlir.add(start, self.row), 8 * (n // 2))
+      score = mlir.mul_f32(x, mlir.const_f32(_DECODED))
+      seen = mlir.less(key, self.end)
+      out.append(mlir.select(seen, score, mlir.const_f32(_FAR)))
+    return out
+
+  def _maxima(self, before, scores):
+    """Of both query heads, over the warp."""
+    out = []
+    for n, value in enumerate(before):
+      for some in scores:
+        value = mlir.max_f32(value, mlir.max_f32(some[n], some[2 + n]))
+      for distance in (4, 8, 16):
+        value = mlir.max_f32(value, ptx.from_lane(value, distance))
+      out.append(value)
+    return out
+
+  def _load_values(self, start):
+    """This lane's words of four keys, and their scales' bytes."""
+    plan = self.plan
+    words, bytes_ = [], []
+    for below in (0, 1, 8, 9):
+      key = mlir.add(start, mlir.add(mlir.shl(self.column, 1), below))
+      row = self._row_of(self.value_row, key)
+      codes = mlir.offset(self.at["codes"], row, plan.width)
+      codes = mlir.offset(codes, self.row, plan.lane_bytes)
+      words.append(_load_words(codes, plan.lane_bytes // 4))
+      scales = mlir.offset(self.at["scales"], row, plan.width // 16)
+      group = mlir.shr(mlir.mul(self.row, plan.lane_bytes), 4)
+      scales = mlir.offset(scales, group)
+      bytes_.append(
+        [
+          ptx.load_global8(mlir.add_wide(scales, n))
+          for n in range(-(-plan.lane_bytes // 16))
+        ]
+      )
+    return words, bytes_
+
+  def _add_values(self, sums, weights, words, bytes_):
+    """Two elements by four keys of this lane in every product."""
+    # To where the products want them: query head `row`, this lane's keys.
+    parts = [
+      [ptx.transpose_8x8(half) for half in halves]
+      for halves in zip(*map(_split, _pairs(weights)), strict=True)
+    ]
+    scales = [
+      [
+        _scales(mlir.or_(first, mlir.shl(second, 8)))
+        for first, second in zip(bytes_[n], bytes_[n + 1], strict=True)
+      ]
+      for n in (0, 2)
+    ]
+    out = []
+    for product in range(self.plan.width // 16):
+      halves = []
+      for n in (0, 1):
+        for element in (2 * product, 2 * product + 1):
+          word, byte = element // 4, element % 4
+          pair = ptx.permute(
+            words[2 * n][word],
+            words[2 * n + 1][word],
+            byte * 0x0111 + ((4 + byte) << 12),
+          )
+          scale = scales[n][element // 16]
+          halves.append(ptx.mul_half2(_decoded(pair), scale))
+      some = sums[4 * product : 4 * product + 4]
+      for part in parts:
+        some = ptx.mma_16x8x16(some, halves, part)
+      out += some
+    return out
+
+  def _meet(self, largest, norm, sums):
+    """Adds the warps' sums, and writes the chunk's."""
+    plan = self.plan
+    for distance in (4, 8, 16):
+      norm = [mlir.add_f32(x, ptx.from_lane(x, distance)) for x in norm]
+    first = mlir.equal(self.row, 0)
+    for n in range(2):
+      own = self._shared(self._place(self.warp, n))
+      mlir.when(first, partial(ptx.store_shared_f32, own, largest[n]))
+      own = mlir.add(own, 4 * _WARPS * _QUERIES)
+      mlir.when(first, partial(ptx.store_shared_f32, own, norm[n]))
+    ptx.block_barrier()
+    factors = []
+    for n in range(2):
+      everywhere = self._largest(mlir.add(mlir.shl(self.column, 1), n))
+      factor = ptx.exp2(mlir.sub_f32(largest[n], everywhere))
+      factors.append(mlir.mul_f32(factor, mlir.const_f32(_DECODED)))
+    for n, value in enumerate(sums):
+      query = mlir.add(mlir.shl(self.column, 1), n % 2)
+      line = mlir.add(mlir.mul(self.warp, _QUERIES), query)
+      place = mlir.add(mlir.mul(line, plan.width), plan.sums_at)
+      element = mlir.add(mlir.mul(self.row, plan.lane_bytes), n // 2)
+      place = self._shared(mlir.add(place, element))
+      ptx.store_shared_f32(place, mlir.mul_f32(value, factors[n % 2]))
+    ptx.block_barrier()
+    self._write()
+
+  def _place(self, warp, n):
+    """Word of a warp's largest score of query head 2 column + n."""
+    query = mlir.add(mlir.shl(self.column, 1), n)
+    return mlir.add(mlir.mul(warp, _QUERIES), query)
+
+  def _shared(self, word):
+    return mlir.add(self.shared, mlir.shl(word, 2))
+
+  def _largest(self, query):
+    """Over all warps, for a query head."""
+    place = self._shared(query)
+    value = ptx.load_shared_f32(place)
+    for warp in range(1, _WARPS):
+      other = ptx.load_shared_f32(place, 4 * _QUERIES * warp)
+      value = mlir.max_f32(value, other)
+    return value
+
+  def _write(self):
+    plan = self.plan
+    size = plan.group * plan.width
+    for begin in range(0, size, THREADS):
+      index = mlir.add(self.thread, begin)
+      exists = mlir.less(index, size)
+      index = mlir.minimum(index, size - 1)
+      place = self._shared(mlir.add(index, plan.sums_at))
+      total = ptx.load_shared_f32(place)
+      for warp in range(1, _WARPS):
+        more = ptx.load_shared_f32(place, 4 * _QUERIES * plan.width * warp)
+        total = mlir.add_f32(total, more)
+      mlir.when(exists, partial(self._store, "sums", size, index, total))
+    query = mlir.minimum(self.thread, plan.group - 1)
+    exists = mlir.less(self.thread, plan.group)
+    largest = self._largest(query)
+    norm = self._norm(query, largest)
+    for name, value in (("largest", largest), ("norm", norm)):
+      store = partial(self._store, name, plan.group, query, value)
+      mlir.when(exists, store)
+
+  def _norm(self, query, largest):
+    """The sum of all weights, relative to the largest score."""
+    place, total = self._shared(query), mlir.zero_f32()
+    for warp in range(_WARPS):
+      score = ptx.load_shared_f32(place, 4 * _QUERIES * warp)
+      norm = ptx.load_shared_f32(place, 4 * _QUERIES * (_WARPS + warp))
+      weight = ptx.exp2(mlir.sub_f32(score, largest))
+      total = ptx.fma(norm, weight, total)
+    return total
 
   def _store(self, name, block_size, index, value):
     line = mlir.offset(self.at[name], self.block, 4 * block_size)
     ptx.store_global_f32(mlir.offset(line, index, 4), value)
 
-  def _attend(self):
-    plan = self.plan
-    self._load_queries()
-    ptx.block_barrier()
-    largest = [mlir.const_f32(_FAR) for _ in range(plan.group)]
-    for turn in range(plan.chunk // plan.turn):
-      largest = self._score(turn, largest)
-    largest = self._over_block(largest, mlir.max_f32, 0)
-    norm = self._weigh(largest)
-    norm = self._over_block(norm, mlir.add_f32, _WARPS * plan.group)
-    sums = self._add_values()
-    # Sums take the place of the weights.
-    ptx.block_barrier()
-    self._write(sums, largest, norm)
 
-  def _load_queries(self):
-    plan = self.plan
-    count = plan.group * plan.width
-    line = mlir.offset(self.at["queries"], self.pair, 4 * count)
-    for first in range(0, count, THREADS):
-      index = mlir.add(self.thread, first)
-      exists = mlir.less(index, count)
-      index = mlir.minimum(index, count - 1)
-      query = ptx.load_global_f32(mlir.offset(line, index, 4))
-      query = mlir.mul_f32(query, mlir.const_f32(2.0**100))
-      target = mlir.add(self.shared, mlir.shl(index, 2))
-      mlir.when(exists, partial(ptx.store_shared_f32, target, query))
-
-  def _key_of(self, turn, index):
-    """The key's row in the cache, kept inside, and whether it is seen."""
-    key = mlir.add(self.first, mlir.add(index, turn * self.plan.turn))
-    seen = mlir.less(key, mlir.add(self.position, 1))
-    return mlir.minimum(key, self.plan.capacity - 1), seen
-
-  def _score(self, turn, largest):
-    """Scores a key a lane, or a part of one, for every query head."""
-    plan = self.plan
-    index = mlir.div(self.thread, plan.lanes)
-    part = mlir.rem(self.thread, plan.lanes)
-    key, seen = self._key_of(turn, index)
-    row = mlir.add(self.key_row, key)
-    codes = mlir.offset(self.at["codes"], row, plan.width)
-    codes = mlir.offset(codes, part, 64)
-    scales = mlir.offset(self.at["scales"], row, plan.width // 16)
-    scales = ptx.load_global(mlir.offset(scales, part, 4))
-    words = []
-    for n in range(4):
-      words += ptx.load_global4(mlir.add_wide(codes, 16 * n))
-    query = mlir.add(self.shared, mlir.mul(part, 256))
-    totals = [mlir.zero_f32() for _ in range(plan.group)]
-    for n in range(4):
-      scale = _scale(_byte(scales, n))
-      elements = [x for word in words[4 * n : 4 * n + 4] for x in _bytes(word)]
-      for g in range(plan.group):
-        dot = mlir.zero_f32()
-        for m in range(4):
-          at = 4 * (g * plan.width + 16 * n + 4 * m)
-          for q, x in zip(
-            ptx.load_shared4_f32(query, at),
-            elements[4 * m : 4 * m + 4],
-            strict=True,
-          ):
-            dot = ptx.fma(q, x, dot)
-        totals[g] = ptx.fma(dot, scale, totals[g])
-    distance = 1
-    while distance < plan.lanes:
-      totals = [
-        mlir.add_f32(total, ptx.from_lane(total, distance)) for total in totals
-      ]
-      distance *= 2
-    far = mlir.const_f32(_FAR)
-    totals = [mlir.select(seen, total, far) for total in totals]
-    mine = mlir.equal(part, 0)
-    for g, total in enumerate(totals):
-      target = self._weight(g, mlir.add(index, turn * plan.turn))
-      mlir.when(mine, partial(ptx.store_shared_f32, target, total))
-    return [mlir.max_f32(a, b) for a, b in zip(largest, totals, strict=True)]
-
-  def _weight(self, g, index):
-    """Shared address of a key's score, then weight, for a query head."""
-    at = 4 * (self.plan.weights_at + g * self.plan.chunk)
-    return mlir.add(mlir.add(self.shared, at), mlir.shl(index, 2))
-
-  def _weigh(self, largest):
-    """Turns scores into weights; returns this thread's share of their sum."""
-    plan = self.plan
-    norm = []
-    for g in range(plan.group):
-      total = mlir.zero_f32()
-      for first in range(0, plan.chunk, THREADS):
-        index = mlir.add(self.thread, first)
-        exists = mlir.less(index, plan.chunk)
-        target = self._weight(g, mlir.minimum(index, plan.chunk - 1))
-        score = ptx.load_shared_f32(target)
-        below = mlir.sub_f32(score, largest[g])
-        weight = ptx.exp2(mlir.mul_f32(below, mlir.const_f32(_LOG2_E)))
-        weight = mlir.select(exists, weight, mlir.zero_f32())
-        mlir.when(exists, partial(ptx.store_shared_f32, target, weight))
-        total = mlir.add_f32(total, weight)
-      norm.append(total)
-    return norm
-
-  def _add_values(self):
-    """Four elements of every few values, for every query head."""
-    plan = self.plan
-    lanes = plan.width // 4
-    element = mlir.rem(self.thread, lanes)
-    part = mlir.div(self.thread, lanes)
-    group = mlir.shr(element, 2)
-
-    def add(i, sums):
-      index = mlir.add(mlir.mul(i, plan.parts), part)
-      key = mlir.add(self.first, index)
-      row = mlir.add(self.value_row, mlir.minimum(key, plan.capacity - 1))
-      codes = mlir.offset(self.at["codes"], row, plan.width)
-      word = ptx.load_global(mlir.offset(codes, element, 4))
-      scales = mlir.offset(self.at["scales"], row, plan.width // 16)
-      scale = _scale(ptx.load_global8(mlir.offset(scales, group)))
-      large = mlir.const_f32(2.0**100)
-      values = [mlir.mul_f32(x, large) for x in _bytes(word)]
-      out = []
-      for g in range(plan.group):
-        weight = ptx.load_shared_f32(self._weight(g, index))
-        weight = mlir.mul_f32(weight, scale)
-        out += [
-          ptx.fma(value, weight, old)
-          for old, value in zip(sums[4 * g : 4 * g + 4], values, strict=True)
-        ]
-      return out
-
-    zeros = [mlir.zero_f32() for _ in range(4 * plan.group)]
-    return mlir.loop(plan.chunk // plan.parts, zeros, add)
-
-  def _write(self, sums, largest, norm):
-    plan = self.plan
-    size = plan.group * plan.width
-    lanes = plan.width // 4
-    element = mlir.rem(self.thread, lanes)
-    part = mlir.div(self.thread, lanes)
-    base = mlir.add(self.shared, mlir.mul(part, 4 * size))
-    base = mlir.add(base, mlir.shl(element, 4))
-    for g in range(plan.group):
-      ptx.store_shared4_f32(base, sums[4 * g : 4 * g + 4], 4 * g * plan.width)
-    ptx.block_barrier()
-    for first in range(0, size, THREADS):
-      index = mlir.add(self.thread, first)
-      exists = mlir.less(index, size)
-      place = mlir.add(self.shared, mlir.shl(mlir.minimum(index, size - 1), 2))
-      total = ptx.load_shared_f32(place)
-      for n in range(1, plan.parts):
-        total = mlir.add_f32(total, ptx.load_shared_f32(place, 4 * n * size))
-      mlir.when(exists, partial(self._store, "sums", size, index, total))
-    for g in range(plan.group):
-      mine = mlir.equal(self.thread, g)
-      for name, values in (("largest", largest), ("norm", norm)):
-        index = mlir.const(g)
-        store = partial(self._store, name, plan.group, index, values[g])
-        mlir.when(mine, store)
-
-  def _over_block(self, values, combine, at):
-    """Combines every thread's values, one for each query head."""
-    for distance in (16, 8, 4, 2, 1):
-      values = [combine(x, ptx.from_lane(x, distance)) for x in values]
-    base = mlir.add(self.shared, 4 * (self.plan.reduce_at + at))
-    first = mlir.equal(self.lane, 0)
-    for g, value in enumerate(values):
-      mine = mlir.add(base, mlir.shl(self.warp, 2))
-      mine = mlir.add(mine, 4 * _WARPS * g)
-      mlir.when(first, partial(ptx.store_shared_f32, mine, value))
-    ptx.block_barrier()
-    out = []
-    for g in range(len(values)):
-      parts = ptx.load_shared4_f32(base, 4 * _WARPS * g)
-      total = parts[0]
-      for part in parts[1:]:
-        total = combine(total, part)
-      out.append(total)
-    return out
+def _pairs(values):
+  return [values[n : n + 2] for n in range(0, len(values), 2)]
 
 
-_LOG2_E = math.log2(math.e)
+def _split(pair):
+  """Two float32 as two float16 pairs that add to them."""
+  upper = ptx.half2(*pair)
+  rest = [
+    mlir.sub_f32(x, rounded)
+    for x, rounded in zip(pair, ptx.half2_to_f32(upper), strict=True)
+  ]
+  return upper, ptx.half2(*rest)
 
 
-def _byte(word, n):
-  return mlir.and_(mlir.shr(word, 8 * n), 255)
+def _decoded(pair):
+  """E2M5 bytes in the upper halves of a word, as float16 times 2^-14."""
+  magnitude = mlir.and_(mlir.shr(pair, 3), 0x0FE00FE0)
+  return mlir.or_(mlir.and_(pair, 0x80008000), magnitude)
 
 
-def _bytes(word):
-  """Four E2M5 bytes as float32, times 2^-126."""
-  out = []
-  for n in range(4):
-    sign = mlir.and_(mlir.shl(word, 24 - 8 * n), 0x80000000)
-    shift = 18 - 8 * n
-    bits = mlir.shl(word, shift) if shift >= 0 else mlir.shr(word, -shift)
-    bits = mlir.or_(mlir.and_(bits, 0x01FC0000), sign)
-    out.append(mlir.as_f32(bits))
-  return out
+def _scales(bytes_):
+  """The two low bytes, E4M3, as float16 times 2^7."""
+  return ptx.mul_half2(ptx.e4m3_to_half2(bytes_), mlir.const(0x58005800))
 
 
-def _scale(byte):
-  """An E4M3 byte as float32, times 2^26."""
-  value = mlir.as_f32(mlir.shl(mlir.and_(byte, 127), 20))
-  return mlir.mul_f32(
-    mlir.mul_f32(value, mlir.const_f32(2.0**120)), mlir.const_f32(2.0**26)
-  )
+def _load_words(address, count):
+  if count == 2:
+    return ptx.load_global2(address)
+  words = []
+  for n in range(0, count, 4):
+    words += ptx.load_global4(mlir.add_wide(address, 4 * n))
+  return words

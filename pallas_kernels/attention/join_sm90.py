@@ -4,7 +4,6 @@ XLA makes four kernels of the same sums.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -19,7 +18,6 @@ from autoematic_jax.pallas_kernels.sm90.mlir import Value
 from autoematic_jax.pallas_kernels.sm90.operands import Operands
 
 THREADS = 128
-_LOG2_E = math.log2(math.e)
 
 
 def join(
@@ -31,7 +29,7 @@ def join(
 
   Args:
     sums: Of each chunk, relative to its largest score.
-    largest: That score.
+    largest: That score, a power of 2.
     norm: Of each chunk, its sum of weights.
   """
   count, chunks, group, width = sums.shape
@@ -108,9 +106,6 @@ class Body(Operands):
       largest = mlir.max_f32(largest, score)
     weights, total = [], mlir.zero_f32()
     for score, norm in zip(scores, norms, strict=True):
-      below = mlir.mul_f32(
-        mlir.sub_f32(score, largest), mlir.const_f32(_LOG2_E)
-      )
-      weights.append(ptx.exp2(below))
+      weights.append(ptx.exp2(mlir.sub_f32(score, largest)))
       total = ptx.fma(weights[-1], norm, total)
     return [mlir.div_f32(weight, total) for weight in weights]

@@ -36,6 +36,11 @@ def load_global16(address: Value) -> Value:
   return asm("ld.global.nc.u16 $0, [$1];", i32(), address)
 
 
+def load_global2(address: Value) -> tuple[Value, ...]:
+  """8 bytes that no kernel writes meanwhile."""
+  return asm("ld.global.nc.v2.b32 {$0, $1}, [$2];", [i32()] * 2, address)
+
+
 def load_global4(address: Value) -> tuple[Value, ...]:
   """16 bytes that no kernel writes meanwhile."""
   return asm(
@@ -337,6 +342,26 @@ def exp2(x: Value) -> Value:
 def half2(low: Value, high: Value) -> Value:
   """Two float32 rounded to a float16 pair."""
   return asm("cvt.rn.f16x2.f32 $0, $1, $2;", i32(), high, low)
+
+
+def half2_to_f32(pair: Value) -> tuple[Value, ...]:
+  """Both float16 of a pair, exactly."""
+  return asm(
+    "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2;"
+    " cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi; }",
+    [f32()] * 2,
+    pair,
+  )
+
+
+def transpose_8x8(pair: Value) -> Value:
+  """Of a warp's 8 by 8 16-bit matrix, a lane's two columns of a row."""
+  return asm(
+    "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;",
+    i32(),
+    pair,
+    volatile=True,
+  )
 
 
 def store_shared_f32(address: Value, value: Value) -> None:
