@@ -108,7 +108,7 @@ def load(
   compute_dtype: str | None = None,
   dense: bool = False,
   activation: ActivationConfig | None = None,
-  implementation: Implementation = "xla",
+  implementation: Implementation | None = None,
   decode_rows: int = 16,
 ) -> LanguageModel:
   """Loads a checkpoint that `autoematic convert` wrote.
@@ -123,7 +123,8 @@ def load(
     activation: How activations are refined at 6 and 8 bits; None is what
       measures best (the paper's way is `activation_quantization.PAPER`).
     implementation: What multiplies by quantized weights: `xla` anywhere,
-      `mosaic_sm90` on a Hopper GPU, at 4 and 6 bits.
+      `mosaic_sm90` on a Hopper GPU, at 4 and 6 bits. None takes the latter
+      where it runs; the model says which it has.
     decode_rows: Requests in the largest decode batch, for `mosaic_sm90`, at
       most 64; up to 16 run a few percent faster where it is 16.
 
@@ -139,6 +140,7 @@ def load(
   checkpoint = load_checkpoint(Path(path))
   levels = () if dense else tuple(checkpoint.levels)
   policy = policy or _stored_policy(checkpoint, levels)
+  implementation = implementation or _implementation(checkpoint, levels, policy)
   if implementation == "mosaic_sm90":
     mosaic_sm90.check_device()
     levels = _levels_on_hopper(levels, policy)
@@ -167,6 +169,15 @@ def load(
     implementation=implementation,
     stored_bits=checkpoint.stored_bits,
   )
+
+
+def _implementation(checkpoint, levels, policy) -> Implementation:
+  """The fastest that runs this checkpoint here."""
+  known = set(mosaic_sm90.LEVELS)
+  serves = checkpoint.format in mosaic_sm90.FORMATS and known & set(levels)
+  if len(levels) > 1:
+    serves = serves and set(policy.levels) <= known
+  return "mosaic_sm90" if serves and mosaic_sm90.runs() else "xla"
 
 
 def _levels_on_hopper(levels, policy):

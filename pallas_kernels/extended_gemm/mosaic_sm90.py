@@ -18,6 +18,7 @@ from autoematic_jax.pallas_kernels.activation_quantization import (
 from autoematic_jax.pallas_kernels.activation_quantization import QuantizedRows
 from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
 from autoematic_jax.pallas_kernels.extended_gemm.before import Before
+from autoematic_jax.pallas_kernels.extended_gemm.fragments import FORMATS
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Mode
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Tile
@@ -27,6 +28,15 @@ from autoematic_jax.pallas_kernels.extended_gemm.sm90.tiles import choose_tile
 
 LEVELS = (4, 6)
 """Bits that rows can run at."""
+
+__all__ = [
+  "FORMATS",
+  "LEVELS",
+  "check_device",
+  "extended_gemm",
+  "multiply",
+  "runs",
+]
 
 
 def runs() -> bool:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Int, UInt8, UInt32
 from autoematic_jax import formats
 from autoematic_jax.errors import QTensorError
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import COLUMNS
+from autoematic_jax.pallas_kernels.extended_gemm.fragments import FORMATS
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import GROUPS
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import MAGNITUDE_BITS
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import ROWS
@@ -90,9 +91,9 @@ def prepack(
 
 
 def _check(layers, first):
-  if first.format not in ("nvfp4", "autofp6"):
+  if first.format not in FORMATS:
     raise QTensorError(
-      f"{first.format} has no fragment order; nvfp4 and autofp6 have one"
+      f"{first.format} has no fragment order; {' and '.join(FORMATS)} have one"
     )
   outputs = [one.rows for one in layers[0]]
   for number, layer in enumerate(layers):

@@ -188,6 +188,28 @@ def test_a_policy_of_levels_that_the_kernels_lack(
     )
 
 
+@pytest.mark.parametrize(
+  ("fmt", "levels", "expected"),
+  [
+    ("autofp6", (4, 6), "mosaic_sm90"),
+    ("autofp6", (2, 4, 6), "xla"),
+    ("nvfp4", (4,), "mosaic_sm90"),
+    ("autofp8", (4, 6), "xla"),
+    ("fp32", (), "xla"),
+  ],
+)
+def test_the_kernels_are_taken_where_they_run(
+  monkeypatch, tmp_path, source, fmt, levels, expected
+):
+  convert(source, tmp_path / "out", format=fmt, progress=False)
+  monkeypatch.setattr(mosaic_sm90, "check_device", lambda: None)
+  for hopper in (True, False):
+    monkeypatch.setattr(mosaic_sm90, "runs", lambda hopper=hopper: hopper)
+    policy = PolicyConfig(levels=levels) if levels else None
+    model = autoematic_jax.load(tmp_path / "out", policy=policy)
+    assert model.implementation == (expected if hopper else "xla")
+
+
 def test_every_layer_is_packed_for_the_kernels(monkeypatch, tmp_path, source):
   path = tmp_path / "autofp6"
   convert(source, path, progress=False)
