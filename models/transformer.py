@@ -39,7 +39,8 @@ from autoematic_jax.pallas_kernels.extended_gemm import rms_norm
 Linear = QuantizedLinear | DenseLinear
 Phase = Literal["prefill", "decode"]
 
-_UNROLL = 1
+_UNROLLED = 4
+"""Layers of a decode step that a GPU runs without a loop's copies between."""
 
 ADAPTIVE = -1
 """Marks a layer whose level the policy chooses."""
@@ -254,6 +255,12 @@ class Decoder(nnx.Module):
     self.config = config
     self.choices = choices
 
+  @property
+  def runs_on_hopper(self) -> bool:
+    """Whether the Hopper kernels multiply by its weights."""
+    output = self.layers.output
+    return isinstance(output, QuantizedLinear) and output.runs_on_hopper
+
   def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
     """Rows of the embedding, float32."""
     return bfloat16.to_float32(self.embedding.get_value()[tokens])
@@ -362,7 +369,7 @@ class Decoder(nnx.Module):
       body,
       (self.embed(tokens), cache, policy_lib.pack(policy)),
       (layers, forced),
-      unroll=_UNROLL if phase == "decode" else 1,
+      unroll=_UNROLLED if phase == "decode" and self.runs_on_hopper else 1,
     )
     return hidden, cache, policy_lib.unpack(packed), trace
 

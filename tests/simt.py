@@ -29,7 +29,6 @@ class Machine:
     self.shape = blocks, threads
     self.shared = np.full((blocks, shared_words), np.nan, np.float32)
     self.active = np.ones(self.shape, bool)
-    self.prefetched = []
     self.mlir = self._namespace("mlir")
     self.ptx = self._namespace("ptx")
     self.scalars = types.SimpleNamespace(run=self._scalars)
@@ -228,15 +227,6 @@ class Machine:
 
   def ptx_store_global4_f32(self, address, values):
     self._store(address, [np.asarray(v, np.float32) for v in values])
-
-  def ptx_prefetch_bulk(self, source, size):
-    assert (size % 16 == 0).all()
-    _, first = self._place(source, 16)
-    _, last = self._place(source + size.astype(np.int64) - 16, 16)
-    for begin, end in set(
-      zip(first[self.active], last[self.active], strict=True)
-    ):
-      self.prefetched.append((int(begin), int(end) + 16))
 
   def ptx_store_global_f32(self, address, value):
     self._store(address, [np.asarray(value, np.float32)])

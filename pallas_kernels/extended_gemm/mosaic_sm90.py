@@ -116,7 +116,6 @@ def extended_gemm(
     config=activation,
     refine=6 in present,
     before=before,
-    next_weight=weight,
   )
   return _in_turns(values, scale, levels, weight, layer, present)
 

@@ -77,17 +77,6 @@ def store_global4_f32(address: Value, values: Sequence[Value]) -> None:
   )
 
 
-def prefetch_bulk(source: Value, size: Value) -> None:
-  """Starts to bring device memory, 16-byte multiples, into the L2 cache."""
-  asm(
-    "cp.async.bulk.prefetch.L2.global [$0], $1;",
-    None,
-    source,
-    size,
-    volatile=True,
-  )
-
-
 def store_global2(address: Value, values: Sequence[Value], at: int = 0) -> None:
   """8 bytes to device memory."""
   asm(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import autoematic_jax
 from autoematic_jax.checkpoints import convert
 from autoematic_jax.evaluation import teacher_forcing
-from autoematic_jax.prompts import encode_prompt
+from autoematic_jax.models.transformer import ADAPTIVE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
@@ -32,48 +33,39 @@ def models(checkpoint):
   }
 
 
+@pytest.fixture(scope="module")
+def text(models):
+  ids = models["xla"].tokenizer.encode(
+    "The harbour of the town was built in the 19th century, when ships from"
+    " the north brought timber, coal and iron. In 1904 a second basin was dug."
+  )
+  return jnp.asarray(ids, jnp.int32)
+
+
 def answers(model, precision, prompts=PROMPTS):
   return autoematic_jax.generate(
     model, prompts, precision=precision, max_new_tokens=24, ignore_eos=True
   )
 
 
-def assert_same_or_tied(model, ids, ours, theirs, levels):
-  """Answers may part where two tokens are as good as equal."""
-  differ = [
-    n
-    for n, pair in enumerate(zip(ours, theirs, strict=True))
-    if pair[0] != pair[1]
-  ]
-  if not differ:
-    return
-  before = jnp.asarray([*ids, *theirs[: differ[0]]], jnp.int32)
-  forced = np.full((model.config.num_layers,), levels, np.int32)
-  hidden, _ = teacher_forcing.hidden_states(model, before, forced, "prefill")
-  logits = model.decoder.logits(hidden[-1:])[0]
-  gap = logits[theirs[differ[0]]] - logits[ours[differ[0]]]
-  assert abs(gap) < 0.02 * jnp.std(logits)
-
-
-@pytest.mark.parametrize("bits", [4, 6])
-def test_tokens_are_those_of_xla(models, bits):
-  ours, theirs = (
-    answers(models[name], bits) for name in ("mosaic_sm90", "xla")
+@pytest.mark.parametrize("bits", [4, 6, ADAPTIVE])
+def test_a_text_is_scored_as_by_xla(models, text, bits):
+  """Greedy tokens would not do: one flipped rounding moves a logit by 0.3."""
+  found = {}
+  for name, model in models.items():
+    forced = np.full((model.config.num_layers,), bits, np.int32)
+    hidden, levels = teacher_forcing.hidden_states(
+      model, text, forced, "decode"
+    )
+    logits = model.decoder.logits(hidden, one_by_one=False)
+    found[name] = jax.nn.log_softmax(logits), np.asarray(levels)
+  (ours, our_levels), (theirs, their_levels) = (
+    found[name] for name in ("mosaic_sm90", "xla")
   )
-  for prompt, *tokens in zip(
-    PROMPTS, ours.token_ids, theirs.token_ids, strict=True
-  ):
-    ids = encode_prompt(models["xla"], prompt, chat=False)
-    assert_same_or_tied(models["xla"], ids, *tokens, bits)
-
-
-def test_levels_of_the_policy_are_those_of_xla(models):
-  ours, theirs = (
-    answers(models[name], "adaptive") for name in ("mosaic_sm90", "xla")
-  )
-  assert ours.token_ids == theirs.token_ids
-  np.testing.assert_array_equal(ours.prefill_levels, theirs.prefill_levels)
-  np.testing.assert_array_equal(ours.trace, theirs.trace)
+  divergence = jnp.sum(jnp.exp(theirs) * (theirs - ours), axis=1)
+  # Between 4 and 6 bits it is a hundred times this.
+  assert jnp.mean(divergence) < 2e-3
+  assert np.mean(our_levels == their_levels) >= 0.99
 
 
 def test_a_batch_answers_as_its_requests_alone(models):

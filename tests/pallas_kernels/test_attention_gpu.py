@@ -61,7 +61,8 @@ def test_a_step_stores_the_new_key_and_value_and_attends(dim, group, batch):
   layer = jnp.asarray(LAYER)
 
   of_head = np.repeat(scales[:, LAYER], heads[:2], axis=0)
-  turned = rms_norm(joined[:, : sum(heads[:2])], jnp.asarray(of_head), 1e-6)
+  turned = jnp.asarray(joined[:, : sum(heads[:2])])
+  turned = rms_norm(turned, jnp.asarray(of_head), 1e-6)
   turned = reference.apply_rope(turned[:, None], rope)[:, 0]
   queries, keys = jnp.split(turned, [heads[0]], axis=1)
   stored = kv_cache.write(

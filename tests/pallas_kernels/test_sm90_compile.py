@@ -97,7 +97,7 @@ elif kind == "quantize":
   def run(x, weight, before, levels, layer):
     return quantize.quantize_in_order(
       x, levels, weight.sources, layer, config=ActivationConfig(),
-      refine=True, before=before, next_weight=weight,
+      refine=True, before=before,
     )
 elif kind == "unpack":
   run = partial(launch.many_rows_gemm, mode=mode)
@@ -150,7 +150,7 @@ def missing():
     ("attend", "128", 1, "HMMA"),
     ("attend", "256", 1, "HMMA"),
     ("quantize", "4", 5, "STG.E.64"),
-    ("quantize", "norm", 5, "UBLKPF"),
+    ("quantize", "norm", 5, "MUFU.RSQ"),
     ("quantize", "gate", 5, "MUFU.EX2"),
   ],
 )

@@ -26,9 +26,7 @@ def sources_of(rng, places):
   return (4 * groups[:, None] + inside).reshape(-1).astype(np.int32)
 
 
-def run(
-  monkeypatch, x, levels, sources, layer, before, refine=True, units=None
-):
+def run(monkeypatch, x, levels, sources, layer, before, refine=True):
   gated, norm = isinstance(before, Gate), isinstance(before, Norm)
   rows, width = x.shape
   plan = quantize._Plan(
@@ -39,8 +37,6 @@ def run(
     refine=refine,
     gated=gated,
     epsilon=before.epsilon if norm else None,
-    segments=0 if units is None else units.shape[1],
-    segment_bytes=0 if units is None else units[0, 0].nbytes,
   )
   operands = {
     "x": x,
@@ -50,13 +46,11 @@ def run(
   }
   if norm:
     operands["norm"] = np.asarray(before.scale)
-  if units is not None:
-    operands["units"] = units
   operands["values"] = np.full((rows, 4 * plan.places), np.nan, np.float16)
   operands["scale"] = np.full((rows,), -1, np.float32)
   machine = simt.Machine(
     operands.values(),
-    blocks=plan.all_blocks,
+    blocks=rows * plan.blocks,
     threads=quantize.THREADS,
     shared_words=2 * quantize.THREADS // 32,
   )
@@ -65,15 +59,6 @@ def run(
     jax.disable_jit(),
   ):
     quantize._Body(plan, tuple(operands), *machine.refs).emit()
-  if units is not None:
-    assert sorted(machine.prefetched) == [
-      (begin, begin + plan.fetched_bytes)
-      for begin in range(
-        layer * units[0].nbytes,
-        (layer + 1) * units[0].nbytes,
-        units[0, 0].nbytes,
-      )
-    ]
   return machine.arrays[-2:]
 
 
@@ -116,20 +101,6 @@ def test_threads_give_what_quantize_rows_gives(monkeypatch, k, places, kind):
   equal = values[whole] == wanted[whole]
   # A norm's or gate's last bit may take a value to the other side of a middle.
   assert equal.mean() >= (1.0 if kind == "nothing" else 0.99)
-
-
-@pytest.mark.parametrize("segments", [3, 260])
-def test_the_next_weight_is_fetched_meanwhile(monkeypatch, segments):
-  monkeypatch.setattr(quantize, "_FETCHED_BYTES", 1 << 14)
-  rng = np.random.default_rng(segments)
-  sources = np.stack([sources_of(rng, 32) for _ in range(3)])
-  x = rng.standard_normal((2, 128)).astype(np.float32)
-  levels = np.asarray([6, 4])
-  units = np.zeros((3, segments, 144), np.uint32)
-  values, scale = run(monkeypatch, x, levels, sources, 1, None, units=units)
-  wanted, wanted_scale = expected(x, levels, sources, 1, None)
-  np.testing.assert_array_equal(values, wanted)
-  np.testing.assert_array_equal(scale, wanted_scale)
 
 
 def test_what_the_kernel_cannot_do_is_refused():

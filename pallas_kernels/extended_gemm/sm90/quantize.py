@@ -6,9 +6,6 @@ kernels of its own, too.
 
 A thread quantizes one subgroup. Each block reads its whole row to find the
 largest magnitude, so that blocks need not wait for each other.
-
-Few blocks are busy with that, and device memory with nothing: further blocks
-start to bring the weights of the product that follows into the L2 cache.
 """
 
 import dataclasses
@@ -27,7 +24,6 @@ from autoematic_jax.pallas_kernels.activation_quantization import (
 from autoematic_jax.pallas_kernels.extended_gemm.before import Before
 from autoematic_jax.pallas_kernels.extended_gemm.before import Gate
 from autoematic_jax.pallas_kernels.extended_gemm.before import Norm
-from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import group
 from autoematic_jax.pallas_kernels.sm90 import mlir
 from autoematic_jax.pallas_kernels.sm90 import ptx
@@ -39,10 +35,6 @@ from autoematic_jax.pallas_kernels.sm90.operands import Operands
 THREADS = 256
 _WARPS = THREADS // 32
 
-_FETCHING_BLOCKS = 128
-_FETCHED_BYTES = 16 << 20
-"""What the L2 cache has room for beside what else is used."""
-
 
 def quantize_in_order(
   x: Float[Array, "M K"],
@@ -53,7 +45,6 @@ def quantize_in_order(
   config: ActivationConfig,
   refine: bool,
   before: Before = None,
-  next_weight: FragmentWeight | None = None,
 ) -> tuple[Float[Array, "M C"], Float[Array, "M"]]:
   """`quantize_rows`, its elements times their group scales, in another order.
 
@@ -66,7 +57,6 @@ def quantize_in_order(
     config: Threshold and step; masks must be allowed to overlap.
     refine: Whether rows may be at 6 bits.
     before: What is done to x first.
-    next_weight: What the rows will be multiplied by.
 
   Returns:
     float16 values, and the tensor scale of each row.
@@ -100,14 +90,6 @@ def quantize_in_order(
   }
   if isinstance(before, Norm):
     operands["norm"] = before.scale
-  if next_weight is not None:
-    operands["units"] = next_weight.units
-    _, blocks, steps, tiles, words = next_weight.units.shape
-    plan = dataclasses.replace(
-      plan,
-      segments=blocks * next_weight.slices,
-      segment_bytes=4 * tiles * words * (steps // next_weight.slices),
-    )
   return launch(
     lambda *refs: _Body(plan, *refs).emit(),
     operands,
@@ -116,7 +98,7 @@ def quantize_in_order(
       "scale": jax.ShapeDtypeStruct((rows,), jnp.float32),
     },
     name="quantize_rows",
-    blocks=plan.all_blocks,
+    blocks=rows * plan.blocks,
     threads=THREADS,
     shared_words=2 * _WARPS,
   )
@@ -124,20 +106,7 @@ def quantize_in_order(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Plan:
-  """Static numbers.
-
-  Attributes:
-    rows: Of x.
-    columns: After the gate.
-    places: Subgroups of a row of the result.
-    config: Threshold and step.
-    refine: Whether rows may be at 6 bits.
-    gated: Whether x has gates beside it.
-    epsilon: Of the norm, None where there is none.
-    segments: Parts of the next weight that warps read from their beginnings;
-      0 where none is fetched.
-    segment_bytes: Of each.
-  """
+  """Static numbers; `epsilon` is that of a norm, None where there is none."""
 
   rows: int
   columns: int
@@ -146,24 +115,11 @@ class _Plan:
   refine: bool
   gated: bool
   epsilon: float | None
-  segments: int = 0
-  segment_bytes: int = 0
-
-  @property
-  def fetched_bytes(self) -> int:
-    """Of each segment, its beginning."""
-    share = _FETCHED_BYTES // self.segments
-    return min(self.segment_bytes, share // 16 * 16)
 
   @property
   def blocks(self) -> int:
     """Of a row."""
     return -(-self.places // THREADS)
-
-  @property
-  def all_blocks(self) -> int:
-    """Those that fetch included."""
-    return self.rows * self.blocks + bool(self.segments) * _FETCHING_BLOCKS
 
   @property
   def subgroups(self) -> int:
@@ -190,32 +146,6 @@ class _Body(Operands):
 
   def emit(self) -> None:
     """Everything, in order."""
-    blocks = self.plan.rows * self.plan.blocks
-    if not self.plan.segments:
-      self._quantize()
-      return
-    quantizes = mlir.less(self.block, blocks)
-    mlir.when(quantizes, self._quantize)
-    fetches = mlir.less(mlir.const(blocks - 1), self.block)
-    mlir.when(fetches, partial(self._fetch, mlir.sub(self.block, blocks)))
-
-  def _fetch(self, block):
-    """A thread of each block fetches a segment or none."""
-    plan = self.plan
-    size = mlir.const(plan.fetched_bytes)
-    first = mlir.mul(self.layer, plan.segments)
-    turn = _FETCHING_BLOCKS * THREADS
-    for begin in range(0, plan.segments, turn):
-      index = mlir.add(mlir.mul(self.thread, _FETCHING_BLOCKS), block)
-      index = mlir.add(index, begin)
-      source = mlir.add(first, mlir.minimum(index, plan.segments - 1))
-      source = mlir.offset(self.at["units"], source, plan.segment_bytes)
-      mlir.when(
-        mlir.less(index, plan.segments),
-        partial(ptx.prefetch_bulk, source, size),
-      )
-
-  def _quantize(self):
     plan = self.plan
     place = mlir.add(mlir.mul(self.part, THREADS), self.thread)
     exists = mlir.less(place, plan.places)
