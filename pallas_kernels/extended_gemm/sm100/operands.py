@@ -1,7 +1,9 @@
 """The activations' operand, `[Aq | Aqr]`, and the steps that have any of it."""
 
 import dataclasses
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
@@ -13,6 +15,7 @@ from autoematic_jax.pallas_kernels.extended_gemm.sm100.tiles import COLUMNS
 from autoematic_jax.pallas_kernels.extended_gemm.sm100.tiles import scale_atoms
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowOperands:
   """What the kernel reads of the activations.
@@ -35,6 +38,7 @@ class RowOperands:
   counts: Int[Array, "R"]
 
 
+@partial(jax.jit, static_argnames=("plan", "refine"))
 def row_operands(
   rows: QuantizedRows,
   mask: Bool[Array, "P"],

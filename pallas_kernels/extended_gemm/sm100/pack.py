@@ -109,10 +109,12 @@ def _base_codes(q):
 def _refining_codes(q):
   """Codes of the second pass, in the order of the columns."""
   codes = _base_codes(q).copy()
-  delta = formats.decode_offsets(q, 6)
-  codes[:, np.asarray(formats.refined_columns(q))] = np.asarray(
-    formats.encode_e2m1(4 * delta)
-  )
+  room = formats.with_room(q)
+  refined = formats.encode_e2m1(4 * formats.decode_offsets(room, 6))
+  # Past the marked columns, room is made of others.
+  marked = q.refined * formats.SUBGROUP
+  columns = np.asarray(formats.refined_columns(room))[:marked]
+  codes[:, columns] = np.asarray(refined)[:, :marked]
   return codes
 
 
