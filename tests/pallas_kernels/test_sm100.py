@@ -159,10 +159,13 @@ def test_only_steps_that_refine_something_run():
   assert packed.stored_tiles == 1
   assert packed.codes.shape == (1, 128, k // 2 + 128)
 
+  def quantized_at(levels, **options):
+    x = rng.standard_normal((len(levels), k))
+    return quantized(x, weight, levels, **options)
+
   def counts(levels, **options):
-    m = len(levels)
-    rows = quantized(rng.standard_normal((m, k)), weight, levels, **options)
-    plan = plan_of(packed, m)
+    rows = quantized_at(levels, **options)
+    plan = plan_of(packed, len(levels))
     cut = row_operands(
       rows, packed.mask[0], packed.order[0], plan, refine=True
     )
@@ -172,6 +175,8 @@ def test_only_steps_that_refine_something_run():
   assert counts([4] * 129) == [8, 8]
   assert counts([4] * 128 + [6], **nothing) == [8, 9]
   assert counts([6] + [4] * 128, threshold=0.0) == [16, 8]
+  rows = quantized_at([4, 6], **nothing)
+  assert_close(on_numpy(rows, packed), expected_of(rows, weight))
 
 
 def test_a_weight_without_offsets_has_one_pass():
