@@ -79,9 +79,7 @@ def assert_close(actual, expected):
   mix=st.sampled_from([[4], [6], [4, 6], [4, 4, 4, 4, 4, 6]]),
   late=st.tuples(st.booleans(), st.booleans()),
 )
-def test_any_product_is_the_reference(
-  seed, shape, most, decoding, mix, late
-):
+def test_any_product_is_the_reference(seed, shape, most, decoding, mix, late):
   m, n, k = shape
   rng = np.random.default_rng(seed)
   weight = random_weight(
@@ -166,9 +164,7 @@ def test_only_steps_that_refine_something_run():
   def counts(levels, **options):
     rows = quantized_at(levels, **options)
     plan = plan_of(packed, len(levels))
-    cut = row_operands(
-      rows, packed.mask[0], packed.order[0], plan, refine=True
-    )
+    cut = row_operands(rows, packed.mask[0], packed.order[0], plan, refine=True)
     return cut.counts.tolist()
 
   nothing = {"threshold": 0.9}

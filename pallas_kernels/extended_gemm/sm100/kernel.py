@@ -149,7 +149,9 @@ def _body(
       plgpu.copy_gmem_to_smem(source, slots.at[slot], loaded.at[slot])
 
     copy(w.at[here, outputs, _columns(w_tile)], w_slots)
-    copy(w_scales.at[here, pl.ds(output_tile, 1), _atoms(number)], w_scale_slots)
+    copy(
+      w_scales.at[here, pl.ds(output_tile, 1), _atoms(number)], w_scale_slots
+    )
     copy(x.at[rows, _columns(number)], x_slots)
     copy(x_scales.at[pl.ds(row_tile, 1), _atoms(column_tile)], x_scale_slots)
 

@@ -114,4 +114,4 @@ def _tile_atoms(scales, plan):
   """Each tile of rows fills the first rows of its atoms."""
   tiles = scales.reshape(plan.row_tiles, plan.rows, -1)
   tiles = jnp.pad(tiles, ((0, 0), (0, ATOM_ROWS - plan.rows), (0, 0)))
-  return formats.encode_e4m3(scale_atoms(tiles)[:, 0])
+  return formats.encode_e4m3(jnp.asarray(scale_atoms(tiles))[:, 0])
