@@ -8,6 +8,7 @@ TESTS ?= tests
 MARKERS ?= not gpu
 PYTEST_ARGS ?= -n 2
 PARITY ?=
+COMPILE ?=
 TORCH ?= torch
 
 BIN := $(VENV)/bin
@@ -24,7 +25,8 @@ export PROMPT
 help:
 	@echo 'make demo       convert SmolLM2-135M and answer PROMPT="..."'
 	@echo 'make test       all tests that need no GPU; PARITY=1 also compares'
-	@echo '                with transformers (installs TORCH, by default torch)'
+	@echo '                with transformers (installs TORCH, by default torch),'
+	@echo '                COMPILE=1 compiles the GPU kernels (Python 3.12)'
 	@echo 'make test-gpu   the tests that need an NVIDIA GPU'
 	@echo 'make lint       format, lint and type checks'
 	@echo 'make format     formats the code and mends what ruff can mend'
@@ -39,7 +41,8 @@ $(DEMO)/autoematic.json: | $(VENV)/.demo
 	@gguf=$$($(BIN)/python tools/demo_weights.py) && \
 	  $(BIN)/autoematic convert "$$gguf" $(@D) --format autofp6 --force
 
-test: $(VENV)/.test $(if $(PARITY),$(VENV)/.parity)
+test: $(VENV)/.test $(if $(PARITY),$(VENV)/.parity) \
+    $(if $(COMPILE),$(VENV)/.compile)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "$(MARKERS)" $(TESTS)
 
 test-gpu: $(VENV)/.test $(VENV)/.cuda
@@ -90,6 +93,11 @@ $(VENV)/.parity: pyproject.toml $(VENV)/.created
 	@echo 'installing transformers and $(TORCH) into $(VENV)'
 	@$(PIP) $(TORCH)
 	@$(PIP) -e '.[parity]'
+	@touch $@
+
+$(VENV)/.compile: pyproject.toml $(VENV)/.created
+	@echo 'installing compilers for CUDA into $(VENV)'
+	@$(PIP) -e '.[compile]'
 	@touch $@
 
 $(VENV)/.cuda: pyproject.toml $(VENV)/.created

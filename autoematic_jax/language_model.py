@@ -20,6 +20,7 @@ from autoematic_jax.models.transformer import Decoder
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
+from autoematic_jax.pallas_kernels.extended_gemm import KERNEL_FORMATS
 from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
 from autoematic_jax.policy import PolicyConfig
 from autoematic_jax.programs import Programs
@@ -174,7 +175,7 @@ def load(
 def _implementation(checkpoint, levels, policy) -> Implementation:
   """The fastest that runs this checkpoint here."""
   known = set(mosaic_sm90.LEVELS)
-  serves = checkpoint.format in mosaic_sm90.FORMATS and known & set(levels)
+  serves = checkpoint.format in KERNEL_FORMATS and known & set(levels)
   if len(levels) > 1:
     serves = serves and set(policy.levels) <= known
   return "mosaic_sm90" if serves and mosaic_sm90.runs() else "xla"

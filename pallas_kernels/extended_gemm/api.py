@@ -17,22 +17,30 @@ from autoematic_jax.pallas_kernels.activation_quantization import (
 )
 from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
 from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm90
+from autoematic_jax.pallas_kernels.extended_gemm import mosaic_sm100
 from autoematic_jax.pallas_kernels.extended_gemm import reference
 from autoematic_jax.pallas_kernels.extended_gemm import xla
 from autoematic_jax.pallas_kernels.extended_gemm.before import Before
 from autoematic_jax.pallas_kernels.extended_gemm.before import Gate
+from autoematic_jax.pallas_kernels.extended_gemm.block_scaled import (
+  BlockScaledWeight,
+)
 from autoematic_jax.pallas_kernels.extended_gemm.expanded import ExpandedWeight
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
 
-Implementation = Literal["reference", "xla", "mosaic_sm90"]
+Implementation = Literal["reference", "xla", "mosaic_sm90", "mosaic_sm100"]
 
-Weight = formats.QTensor | ExpandedWeight | FragmentWeight
+Weight = formats.QTensor | ExpandedWeight | FragmentWeight | BlockScaledWeight
 
 _TAKES = {
   formats.QTensor: "reference",
   ExpandedWeight: "xla",
   FragmentWeight: "mosaic_sm90",
+  BlockScaledWeight: "mosaic_sm100",
 }
+
+_ONE_SEGMENT = (formats.QTensor, BlockScaledWeight)
+"""Forms that refine a column on one side only, as the paper's GEMM does."""
 
 DECODE_ROW_TILE = 1
 """Fastest up to about 8 rows (two AVX2 cores); the work grows with the rows."""
@@ -59,14 +67,16 @@ def extended_gemm(
     x: Activations in full precision, quantized here row by row.
     weight: `reference` takes the packed QTensor, `xla` the ExpandedWeight
       that `expand` makes of it, `mosaic_sm90` (Hopper GPUs) the FragmentWeight
-      that `prepack` makes of all layers.
+      that `prepack` makes of all layers, `mosaic_sm100` (Blackwell GPUs) the
+      BlockScaledWeight that `pack_block_scaled` makes of them.
     levels: Bits of each row (2 runs as W2A4), or one level for all rows.
     activation: How x is refined; the default takes the weight's step, and
-      keeps the masks apart where `reference` runs, which needs that.
+      keeps the masks apart where `reference` or `mosaic_sm100` runs, which
+      need that.
     present: Levels that may occur, where the caller knows; None allows every
       level of the weight. A row at a level outside `present` is undefined.
-    layer: Which layer of a weight that is stacked; a FragmentWeight of one
-      layer needs none.
+    layer: Which layer of a weight that is stacked; one layer packed for a GPU
+      needs none.
     row_tile: `xla` only: rows a dot. At one row tile, a row's bits are the
       same for any M.
     before: What is done to x first; `mosaic_sm90` makes one kernel of it and
@@ -91,21 +101,24 @@ def extended_gemm(
       f"x has shape {x.shape}; the weight takes [M, {inputs}]"
     )
   levels, present = _check_levels(levels, x.shape[0], weight, present)
+  apart = isinstance(weight, _ONE_SEGMENT)
   if activation is None:
     activation = ActivationConfig(
-      decoding=weight.decoding, overlapping=not packed
+      decoding=weight.decoding, overlapping=not apart
     )
   if activation.decoding != weight.decoding:
     raise PrecisionError(
       f"{activation.decoding=} differs from {weight.decoding=}"
     )
-  if packed and activation.overlapping:
+  if apart and activation.overlapping:
     raise PrecisionError(
-      "the reference holds refined weights and refined activations in one"
-      " segment, so that masks cannot overlap; expand the weight for 'xla'"
+      f"{_TAKES[type(weight)]!r} holds refined weights and refined activations"
+      " in one segment, so that masks cannot overlap: say overlapping=False, or"
+      " expand the weight for 'xla'"
     )
-  if isinstance(weight, FragmentWeight):
-    mosaic_sm90.check_device()
+  if isinstance(weight, FragmentWeight | BlockScaledWeight):
+    gpu = mosaic_sm90 if isinstance(weight, FragmentWeight) else mosaic_sm100
+    gpu.check_device()
     layer = _only_layer(weight) if layer is None else layer
   elif not packed and layer is None:
     weight, layer = jax.tree.map(lambda a: a[None], weight), 0
@@ -136,6 +149,10 @@ def _run(x, weight, layer, levels, before, activation, present, row_tile):
   )
   if _is_packed(weight):
     return reference.extended_gemm(rows, weight)
+  if isinstance(weight, BlockScaledWeight):
+    return mosaic_sm100.multiply(
+      rows, weight, jnp.asarray(layer), present=present
+    )
   return xla.extended_gemm(
     rows, weight, jnp.asarray(layer), present=present, row_tile=row_tile
   )
@@ -164,7 +181,8 @@ def _check_implementation(weight, implementation):
       f"{implementation=} does not take a {type(weight).__name__};"
       " 'reference' takes a QTensor, 'xla' an ExpandedWeight made by"
       " expand([qtensor]), 'mosaic_sm90' a FragmentWeight made by"
-      " prepack([[qtensor]])"
+      " prepack([[qtensor]]), 'mosaic_sm100' a BlockScaledWeight made by"
+      " pack_block_scaled([[qtensor]])"
     )
 
 

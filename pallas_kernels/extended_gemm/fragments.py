@@ -19,9 +19,6 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from autoematic_jax import formats
 
-FORMATS: tuple[formats.Format, ...] = ("nvfp4", "autofp6")
-"""Formats that have a fragment order."""
-
 ROWS = 16
 COLUMNS = 64
 UNIT_WORDS = 144

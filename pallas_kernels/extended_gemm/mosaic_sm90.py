@@ -7,18 +7,16 @@ and multiplied by XLA: it is written and read once, at 2 bytes a weight.
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from autoematic_jax.errors import PrecisionError
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
 from autoematic_jax.pallas_kernels.activation_quantization import QuantizedRows
 from autoematic_jax.pallas_kernels.activation_quantization import quantize_rows
+from autoematic_jax.pallas_kernels.extended_gemm import device
 from autoematic_jax.pallas_kernels.extended_gemm.before import Before
-from autoematic_jax.pallas_kernels.extended_gemm.fragments import FORMATS
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import FragmentWeight
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Mode
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import Tile
@@ -29,24 +27,12 @@ from autoematic_jax.pallas_kernels.extended_gemm.sm90.tiles import choose_tile
 LEVELS = (4, 6)
 """Bits that rows can run at."""
 
-__all__ = [
-  "FORMATS",
-  "LEVELS",
-  "check_device",
-  "extended_gemm",
-  "multiply",
-  "runs",
-]
+_CAPABILITY = "9.0"
 
 
 def runs() -> bool:
   """Whether the default device is a Hopper GPU."""
-  return getattr(_device(), "compute_capability", None) == "9.0"
-
-
-def _device():
-  # An option that jax registers at run time.
-  return getattr(jax.config, "jax_default_device", None) or jax.devices()[0]
+  return device.runs_on(_CAPABILITY)
 
 
 def check_device() -> None:
@@ -55,15 +41,7 @@ def check_device() -> None:
   Raises:
     PrecisionError: Names the device and what to use there.
   """
-  if not runs():
-    device = _device()
-    capability = getattr(device, "compute_capability", None)
-    raise PrecisionError(
-      "'mosaic_sm90' needs a Hopper GPU (compute capability 9.0); the default"
-      f" device is {device} ({getattr(device, 'device_kind', 'unknown')},"
-      f" compute capability {capability}). Use 'xla' with"
-      " expand([qtensor]) there, or 'reference' with the qtensor"
-    )
+  device.check_device("mosaic_sm90", _CAPABILITY, "Hopper")
 
 
 def extended_gemm(

@@ -1,7 +1,6 @@
 """Brings packed weights into the order of `fragments.py`, once, at load."""
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -13,7 +12,6 @@ from jaxtyping import Array, Int, UInt8, UInt32
 from autoematic_jax import formats
 from autoematic_jax.errors import QTensorError
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import COLUMNS
-from autoematic_jax.pallas_kernels.extended_gemm.fragments import FORMATS
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import GROUPS
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import MAGNITUDE_BITS
 from autoematic_jax.pallas_kernels.extended_gemm.fragments import ROWS
@@ -24,10 +22,12 @@ from autoematic_jax.pallas_kernels.extended_gemm.sm90.tiles import Packing
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.tiles import (
   choose_packing,
 )
+from autoematic_jax.pallas_kernels.extended_gemm.stacks import Layers
+from autoematic_jax.pallas_kernels.extended_gemm.stacks import check_layers
 
 
 def prepack(
-  layers: Sequence[Sequence[formats.QTensor]],
+  layers: Layers,
   *,
   max_rows: int = 16,
   packing: Packing | None = None,
@@ -51,7 +51,7 @@ def prepack(
     PrecisionError: `max_rows` is over 64.
   """
   first = layers[0][0]
-  _check(layers, first)
+  check_layers(layers)
   joined = [_join(layer) for layer in layers]
   rows = joined[0]["codes"].shape[0]
   packing = packing or choose_packing(rows, first.columns, max_rows)
@@ -88,35 +88,6 @@ def prepack(
     doubles=order.doubles,
     singles=order.singles,
   )
-
-
-def _check(layers, first):
-  if first.format not in FORMATS:
-    raise QTensorError(
-      f"{first.format} has no fragment order; {' and '.join(FORMATS)} have one"
-    )
-  outputs = [one.rows for one in layers[0]]
-  for number, layer in enumerate(layers):
-    if [one.rows for one in layer] != outputs:
-      raise QTensorError(
-        f"layer {number} has tensors of {[one.rows for one in layer]} outputs,"
-        f" layer 0 of {outputs}"
-      )
-    for one in layer:
-      if one.codes.ndim != 2:
-        raise QTensorError(
-          f"codes have shape {one.codes.shape}; give each layer's tensors"
-          " by themselves, [N, K / 2]"
-        )
-      differ = formats.difference(first, one)
-      if differ:
-        raise QTensorError(f"tensors differ in {differ} in layer {number}")
-      if not np.array_equal(
-        formats.mask_bits(one), formats.mask_bits(layer[0])
-      ):
-        raise QTensorError(
-          f"tensors of layer {number} have different refinement masks"
-        )
 
 
 def _join(layer):

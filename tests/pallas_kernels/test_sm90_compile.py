@@ -1,12 +1,11 @@
 """The Hopper kernels compile for sm_90a where there is no GPU."""
 
-import importlib.util
 import re
 import subprocess
 import sys
 
-import jax
 import pytest
+from ahead_of_time import missing
 
 COMPILE = """
 import dataclasses, os, sys
@@ -114,20 +113,6 @@ with jax.default_device(device):
   traced = jax.jit(run).trace(x, weight, scale, levels, layer)
   traced.lower(lowering_platforms=("cuda",)).compile()
 """
-
-
-def missing():
-  """Why nothing can be compiled here, or an empty string."""
-  if jax.__version_info__ < (0, 11):
-    return "needs jax 0.11"
-  for name in ("jax_plugins.xla_cuda13", "nvidia.cu13"):
-    try:
-      found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-      found = None
-    if found is None:
-      return f"needs the CUDA wheels (no {name})"
-  return ""
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())

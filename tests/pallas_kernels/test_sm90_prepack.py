@@ -240,7 +240,7 @@ def test_tensors_that_do_not_belong_together_are_refused():
     prepack([[one], [other]])
   with pytest.raises(QTensorError, match="outputs"):
     prepack([[one], [one, one]])
-  with pytest.raises(QTensorError, match="fp6g has no fragment order"):
+  with pytest.raises(QTensorError, match="fp6g has no form"):
     prepack([[make(rng, 16, 64, "fp6g")]])
 
 

@@ -1,0 +1,1 @@
+"""Operands and kernel of the GEMM on Blackwell's block-scaled tensor cores."""
