@@ -19,8 +19,7 @@ class PackedLayout:
     tensor_scale: Suffix of the scale of a tensor.
     reciprocal: Whether that is what weights are divided by.
     input_scale: Suffix of the scale of a module's inputs.
-    packed: Whether a module is quantized, by its name; None where the config
-      leaves that to the tensors.
+    packed: Whether the config says that a module is quantized, by its name.
   """
 
   producer: str
