@@ -229,7 +229,8 @@ def _stack_layers(layers, count):
   if stacked.router is not None:
     for name in ("gate_up", "down"):
       experts = jax.tree.map(
-        lambda x: x.reshape(-1, *x.shape[2:]), getattr(stacked, name)
+        lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]),
+        getattr(stacked, name),
       )
       setattr(stacked, name, experts)
   return stacked

@@ -1,4 +1,4 @@
-"""Logits of every position of a pass through an unquantized decoder."""
+"""Logits of every position of a pass through a decoder."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +6,7 @@ import numpy as np
 from autoematic_jax import policy as policy_lib
 
 
-def run(decoder, tokens, start, cache, phase):
+def run(decoder, tokens, start, cache, phase, bits=32):
   """Logits `[B, T, V]` of new tokens, and the cache with them in it."""
   config = decoder.config
   policy_config = policy_lib.PolicyConfig()
@@ -17,7 +17,7 @@ def run(decoder, tokens, start, cache, phase):
     lengths=jnp.full((batch,), count, jnp.int32),
     cache=cache,
     policy=policy_lib.start_prefill(policy_config, batch),
-    forced=jnp.full((config.num_layers,), 32, jnp.int32),
+    forced=jnp.full((config.num_layers,), bits, jnp.int32),
     policy_config=policy_config,
     phase=phase,
   )
