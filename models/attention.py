@@ -26,6 +26,10 @@ def attend(
   keys: Float[Array, "B KV S D"],
   values: Float[Array, "B KV S D"],
   positions: Int[Array, "B T"],
+  *,
+  window: Int[Array, ""] | None = None,
+  scale: float | None = None,
+  softcap: float | None = None,
 ) -> Float[Array, "B T H D"]:
   """Causal attention with grouped query heads.
 
@@ -34,6 +38,9 @@ def attend(
     keys: Every key of the request at its position; S is whole blocks.
     values: The matching values.
     positions: Position of each query; it sees keys up to itself.
+    window: How many of these, the newest; None is all.
+    scale: Factor of the queries; None is `D ** -0.5`.
+    softcap: c of `c * tanh(scores / c)`, or None.
 
   Returns:
     Weighted values, float32.
@@ -42,15 +49,17 @@ def attend(
   kv_heads = keys.shape[1]
   grouped = queries.reshape(batch, tokens, kv_heads, heads // kv_heads, dim)
   # Heads that share a key become rows of one dot.
-  grouped = grouped.transpose(0, 2, 1, 3, 4) * dim**-0.5
+  factor: float = dim**-0.5 if scale is None else scale
+  grouped = grouped.transpose(0, 2, 1, 3, 4) * factor
+  block = partial(_attend_block, window=window, softcap=softcap)
   if tokens == 1:
-    out = _attend_block(grouped, keys, values, positions)
+    out = block(grouped, keys, values, positions)
   else:
-    out = _attend_blocks(grouped, keys, values, positions)
+    out = _attend_blocks(block, grouped, keys, values, positions)
   return out.transpose(0, 2, 1, 3, 4).reshape(batch, tokens, heads, dim)
 
 
-def _attend_blocks(grouped, keys, values, positions):
+def _attend_blocks(attend_block, grouped, keys, values, positions):
   """Query blocks one after the other.
 
   Of one size, so that a query's bits do not change with how many there are,
@@ -63,7 +72,7 @@ def _attend_blocks(grouped, keys, values, positions):
   positions = jnp.pad(positions, ((0, 0), (0, pad)))
   split = grouped.reshape(batch, kv_heads, blocks, _QUERY_BLOCK, group, dim)
   out = lax.map(
-    lambda block: _attend_block(block[0], keys, values, block[1]),
+    lambda block: attend_block(block[0], keys, values, block[1]),
     (
       jnp.moveaxis(split, 2, 0),
       jnp.moveaxis(positions.reshape(batch, blocks, -1), 1, 0),
@@ -77,12 +86,17 @@ def _attend_blocks(grouped, keys, values, positions):
 _product = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
-def _attend_block(grouped, keys, values, positions):
+def _attend_block(grouped, keys, values, positions, *, window, softcap):
   batch, kv_heads, tokens, group, dim = grouped.shape
   length = keys.shape[2]
   rows = grouped.reshape(batch, kv_heads, tokens * group, dim)
   scores = _product("bhrd,bhsd->bhrs", rows, keys)
-  visible = jnp.arange(length)[None, None] <= positions[..., None]
+  if softcap is not None:
+    scores = soft_capped(scores, softcap)
+  places = jnp.arange(length)[None, None]
+  visible = places <= positions[..., None]
+  if window is not None:
+    visible &= places > positions[..., None] - window
   visible = jnp.repeat(visible, group, axis=1)[:, None]
   scores = jnp.where(visible, scores, -jnp.inf)
   weights = jnp.exp(scores - ordered_max(scores)[..., None])
@@ -111,6 +125,11 @@ def _sum_in_order(x):
   if x.shape[0] > 1:
     out, _ = lax.scan(lambda acc, block: (acc + block, None), out, x[1:])
   return out
+
+
+def soft_capped(x: Float[Array, "*S"], cap: float) -> Float[Array, "*S"]:
+  """`cap * tanh(x / cap)`: values bent into (-cap, cap)."""
+  return jnp.tanh(x / cap) * cap
 
 
 def rope_tables(

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, Literal, cast
 
 import jax
@@ -14,10 +13,13 @@ from jaxtyping import Array
 from autoematic_jax import bfloat16
 from autoematic_jax import formats
 from autoematic_jax.errors import CheckpointError
+from autoematic_jax.errors import PrecisionError
 from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.layers import DenseLinear
 from autoematic_jax.models.layers import QuantizedLinear
 from autoematic_jax.models.layers import RMSNorm
+from autoematic_jax.models.router import Router
+from autoematic_jax.models.transformer import NO_WINDOW
 from autoematic_jax.models.transformer import Decoder
 from autoematic_jax.models.transformer import DecoderLayer
 from autoematic_jax.pallas_kernels.activation_quantization import (
@@ -63,12 +65,19 @@ def build_decoder(
 
   Raises:
     CheckpointError: The number of layers is not that of the config.
+    PrecisionError: The implementation does not run such a model.
   """
+  if config.experts is not None and implementation == "mosaic_sm90":
+    raise PrecisionError(
+      f"'mosaic_sm90' runs no experts, and this {config.family} model has"
+      f" {config.experts.count} in each layer; use 'xla'"
+    )
   builder = _LayerBuilder(
     config, dtype, activation or ActivationConfig(), implementation
   )
-  stacked = _stack(
-    (builder.layer(tensors) for tensors in layers), config.num_layers
+  stacked = _stack_layers(
+    (builder.layer(t, number) for number, t in enumerate(layers)),
+    config.num_layers,
   )
   for name, weights in builder.waiting.items():
     packed = prepack(weights, max_rows=decode_rows)
@@ -79,25 +88,36 @@ def build_decoder(
   return Decoder(
     embedding=bfloat16.store(_dense(rest, "model.embed_tokens.weight")),
     layers=stacked,
-    norm=_norm(rest, "model.norm", config),
+    norm=build_norm(_dense(rest, "model.norm.weight"), config),
     head=head,
     config=config,
     choices=_choices(stacked),
   )
 
 
-def build_layer(config: ModelConfig, tensors: Tensors) -> DecoderLayer:
+def build_layer(
+  config: ModelConfig, tensors: Tensors, number: int
+) -> DecoderLayer:
   """One layer alone, as a stack of one.
 
   Args:
     config: The model's config.
     tensors: Its tensors by name relative to the layer.
+    number: Which layer of the model it is.
 
   Returns:
     The layer; projections that are not quantized run in float32.
   """
   builder = _LayerBuilder(config, jnp.float32, ActivationConfig(), "xla")
-  return _stack(iter([builder.layer(tensors)]), 1)
+  return _stack_layers(iter([builder.layer(tensors, number)]), 1)
+
+
+def build_norm(values: Array | np.ndarray, config: ModelConfig) -> RMSNorm:
+  """A norm from its stored scale."""
+  scale = jnp.asarray(values, jnp.float32)
+  # Here and not at conversion, where the sum would be rounded to bfloat16.
+  scale = scale + 1.0 if config.norms_less_one else scale
+  return RMSNorm(scale, config.rms_norm_eps)
 
 
 def _dense(tensors: Tensors, name: str) -> Array | np.ndarray:
@@ -112,11 +132,6 @@ def _choices(layers):
   if isinstance(weight, DenseLinear):
     return ()
   return weight.weight.get_value().levels
-
-
-def _norm(tensors, name, config):
-  scale = jnp.asarray(tensors[f"{name}.weight"], jnp.float32)
-  return RMSNorm(scale, config.rms_norm_eps)
 
 
 class _LayerBuilder:
@@ -134,22 +149,53 @@ class _LayerBuilder:
     self.implementation = implementation
     self.waiting: dict[str, list[list[formats.QTensor]]] = {}
 
-  def layer(self, tensors: Tensors) -> DecoderLayer:
+  def layer(self, tensors: Tensors, number: int) -> DecoderLayer:
     """One decoder layer from its tensors."""
+    config = self.config
     attention = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
-    norm = partial(_norm, tensors, config=self.config)
-    qk_norm = self.config.qk_norm
+
+    def norm(name):
+      return build_norm(_dense(tensors, f"{name}.weight"), config)
+
+    before_mlp = "post_attention_layernorm"
+    extra: dict[str, Any] = {}
+    if config.post_norms:
+      before_mlp = "pre_feedforward_layernorm"
+      extra["post_attention_norm"] = norm("post_attention_layernorm")
+      extra["post_mlp_norm"] = norm("post_feedforward_layernorm")
+    if config.qk_norm:
+      extra["q_norm"] = norm("self_attn.q_norm")
+      extra["k_norm"] = norm("self_attn.k_norm")
+    router = None
+    if config.experts is not None:
+      kernel = bfloat16.store(_dense(tensors, "mlp.gate.weight"))
+      router = Router(kernel, config.experts)
     return DecoderLayer(
       input_norm=norm("input_layernorm"),
       qkv=self._linear("qkv", tensors, attention),
       output=self._linear("output", tensors, ["self_attn.o_proj"]),
-      mlp_norm=norm("post_attention_layernorm"),
-      gate_up=self._linear(
-        "gate_up", tensors, ["mlp.gate_proj", "mlp.up_proj"]
+      mlp_norm=norm(before_mlp),
+      gate_up=self._mlp("gate_up", tensors, ["gate_proj", "up_proj"]),
+      down=self._mlp("down", tensors, ["down_proj"]),
+      router=router,
+      window=_window(config, number),
+      activation=config.mlp_activation,
+      **extra,
+    )
+
+  def _mlp(self, projection, tensors, names):
+    """A projection of the MLP, or of its experts in a stack."""
+    if self.config.experts is None:
+      return self._linear(projection, tensors, [f"mlp.{n}" for n in names])
+    count = self.config.experts.count
+    return _stack(
+      (
+        self._linear(
+          projection, tensors, [f"mlp.experts.{expert}.{n}" for n in names]
+        )
+        for expert in range(count)
       ),
-      down=self._linear("down", tensors, ["mlp.down_proj"]),
-      q_norm=norm("self_attn.q_norm") if qk_norm else None,
-      k_norm=norm("self_attn.k_norm") if qk_norm else None,
+      count,
     )
 
   def _linear(self, projection, tensors, names):
@@ -168,6 +214,26 @@ class _LayerBuilder:
       return QuantizedLinear(expand(weights), bias, activation)
     kernel = np.concatenate([np.asarray(weight) for weight in weights])
     return DenseLinear(bfloat16.store(kernel, self.dtype), bias)
+
+
+def _window(config, number):
+  if config.sliding_window is None:
+    return None
+  full = number in config.full_layers
+  return jnp.int32(NO_WINDOW if full else config.sliding_window)
+
+
+def _stack_layers(layers, count):
+  """Stacks decoder layers, and their experts one layer after the other."""
+  stacked = _stack(layers, count)
+  if stacked.router is not None:
+    for name in ("gate_up", "down"):
+      experts = jax.tree.map(
+        lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]),
+        getattr(stacked, name),
+      )
+      setattr(stacked, name, experts)
+  return stacked
 
 
 def _stack(layers, count):

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from autoematic_jax.errors import UnsupportedModelError
 
+MlpActivation = Literal["silu", "gelu_tanh"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeScaling:
@@ -39,6 +41,27 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+  """Experts in place of one gated MLP.
+
+  Attributes:
+    count: Experts of a layer.
+    per_token: Those that a token runs through, of largest router probability.
+    renormalize: Whether their probabilities are divided by their sum.
+  """
+
+  count: int
+  per_token: int
+  renormalize: bool
+
+  def __post_init__(self):
+    if not 1 <= self.per_token <= self.count:
+      raise UnsupportedModelError(
+        f"{self.per_token=} experts of {self.count=} cannot be chosen"
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
   """Shape and constants of one decoder-only transformer.
 
@@ -46,7 +69,7 @@ class ModelConfig:
     family: Name of the family file that describes it, such as `llama`.
     vocab_size: Rows of the embedding.
     hidden_size: Width of the residual stream.
-    intermediate_size: Width of the gated MLP.
+    intermediate_size: Width of the gated MLP, or of one expert.
     num_layers: Decoder layers.
     num_heads: Query heads.
     num_kv_heads: Key / value heads; divides `num_heads`.
@@ -59,6 +82,19 @@ class ModelConfig:
     attention_bias: Whether q, k, v and o carry a bias.
     mlp_bias: Whether gate, up and down carry a bias.
     qk_norm: Whether each head's queries and keys are normed before rope.
+    qkv_bias: Whether q, k and v carry a bias, and o none.
+    sliding_window: Newest keys that a token sees, itself included; None is all.
+    full_layers: Layers that see every key although there is a window.
+    local_rope_theta: Base of the rotary frequencies, unscaled, of layers with
+      the window; None is that of all layers.
+    query_scale: Factor of the queries; None is `head_dim ** -0.5`.
+    attention_softcap: c of `c * tanh(scores / c)`, or None.
+    logit_softcap: The same of the logits.
+    embedding_scale: Factor of the embedding's rows on their way in.
+    mlp_activation: Of the gate; `gelu_tanh` is GELU's approximation by tanh.
+    post_norms: Whether the outputs of attention and MLP are normed, too.
+    norms_less_one: Whether the scales of norms are stored less 1.
+    experts: Experts in place of the MLP, or None.
   """
 
   family: str
@@ -77,6 +113,18 @@ class ModelConfig:
   attention_bias: bool = False
   mlp_bias: bool = False
   qk_norm: bool = False
+  qkv_bias: bool = False
+  sliding_window: int | None = None
+  full_layers: tuple[int, ...] = ()
+  local_rope_theta: float | None = None
+  query_scale: float | None = None
+  attention_softcap: float | None = None
+  logit_softcap: float | None = None
+  embedding_scale: float = 1.0
+  mlp_activation: MlpActivation = "silu"
+  post_norms: bool = False
+  norms_less_one: bool = False
+  experts: ExpertsConfig | None = None
 
   def __post_init__(self):
     for name in (
@@ -98,10 +146,23 @@ class ModelConfig:
       )
     if self.head_dim % 2:
       raise UnsupportedModelError(f"{self.head_dim=} must be even for rope")
-    for name in ("rms_norm_eps", "rope_theta"):
+    for name in (
+      "rms_norm_eps",
+      "rope_theta",
+      "sliding_window",
+      "local_rope_theta",
+      "query_scale",
+      "attention_softcap",
+      "logit_softcap",
+      "embedding_scale",
+    ):
       value = getattr(self, name)
-      if not (math.isfinite(value) and value > 0):
+      if value is not None and not (math.isfinite(value) and value > 0):
         raise UnsupportedModelError(f"{name}={value!r} must be > 0")
+    if self.mlp_activation not in ("silu", "gelu_tanh"):
+      raise UnsupportedModelError(
+        f"{self.mlp_activation=} must be 'silu' or 'gelu_tanh'"
+      )
 
   def to_dict(self) -> dict[str, Any]:
     """A JSON-ready dict that `from_dict` reads back."""
@@ -119,6 +180,9 @@ class ModelConfig:
     data = dict(data)
     if data.get("rope_scaling") is not None:
       data["rope_scaling"] = RopeScaling(**data["rope_scaling"])
+    if data.get("experts") is not None:
+      data["experts"] = ExpertsConfig(**data["experts"])
+    data["full_layers"] = tuple(data.get("full_layers", ()))
     return cls(**data)
 
 

@@ -72,7 +72,7 @@ def model_config(
   required: Collection[str] = (),
   fixed: Mapping[str, Any],
   ignored: Collection[str],
-  qk_norm: bool = False,
+  **settings: Any,
 ) -> ModelConfig:
   """Reads a config, refusing every attribute that is not handled.
 
@@ -82,7 +82,7 @@ def model_config(
     required: Attributes that must be given, besides those of every family.
     fixed: Attributes that are accepted with one value only.
     ignored: Attributes without effect on inference.
-    qk_norm: See `ModelConfig`.
+    **settings: Fields of `ModelConfig` that the family decides.
 
   Returns:
     The equivalent ModelConfig.
@@ -119,7 +119,21 @@ def model_config(
       )
     fields["head_dim"] = fields["hidden_size"] // fields["num_heads"]
   fields["rms_norm_eps"] = float(fields.get("rms_norm_eps", 1e-6))
-  return ModelConfig(family=family, qk_norm=qk_norm, **fields, **_rope(hf))
+  return ModelConfig(family=family, **{**fields, **_rope(hf), **settings})
+
+
+def no_windows(hf: Mapping[str, Any]) -> None:
+  """Refuses layers that do not see every key.
+
+  Raises:
+    UnsupportedModelError: Names the kind of layer.
+  """
+  for kind in hf.get("layer_types") or ():
+    if kind != "full_attention":
+      raise UnsupportedModelError(
+        f"config.json has {kind!r} in layer_types; only 'full_attention' is"
+        " handled"
+      )
 
 
 def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,9 +180,7 @@ def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 def tensor_specs(config: ModelConfig) -> dict[str, TensorSpec]:
   """Every tensor of the model, keyed by Hugging Face name."""
-  d, inner = config.hidden_size, config.intermediate_size
-  q = config.num_heads * config.head_dim
-  kv = config.num_kv_heads * config.head_dim
+  d = config.hidden_size
   specs = {
     "model.embed_tokens.weight": TensorSpec(
       shape=(config.vocab_size, d), kind="dense"
@@ -179,25 +191,17 @@ def tensor_specs(config: ModelConfig) -> dict[str, TensorSpec]:
     specs["lm_head.weight"] = TensorSpec(
       shape=(config.vocab_size, d), kind="dense"
     )
-  projections = {
-    "self_attn.q_proj": ((q, d), "qkv", config.attention_bias),
-    "self_attn.k_proj": ((kv, d), "qkv", config.attention_bias),
-    "self_attn.v_proj": ((kv, d), "qkv", config.attention_bias),
-    "self_attn.o_proj": ((d, q), "o", config.attention_bias),
-    "mlp.gate_proj": ((inner, d), "gate_up", config.mlp_bias),
-    "mlp.up_proj": ((inner, d), "gate_up", config.mlp_bias),
-    "mlp.down_proj": ((d, inner), "down", config.mlp_bias),
-  }
-  norms = {"input_layernorm": d, "post_attention_layernorm": d}
-  if config.qk_norm:
-    norms["self_attn.q_norm"] = norms["self_attn.k_norm"] = config.head_dim
   for layer in range(config.num_layers):
     prefix = f"model.layers.{layer}"
-    for norm, width in norms.items():
+    for norm, width in _norms(config).items():
       specs[f"{prefix}.{norm}.weight"] = TensorSpec(
         shape=(width,), kind="dense"
       )
-    for name, (shape, group, bias) in projections.items():
+    if config.experts is not None:
+      specs[f"{prefix}.mlp.gate.weight"] = TensorSpec(
+        shape=(config.experts.count, d), kind="dense"
+      )
+    for name, (shape, group, bias) in _projections(config).items():
       specs[f"{prefix}.{name}.weight"] = TensorSpec(
         shape=shape, kind="linear", input_group=f"{prefix}.{group}"
       )
@@ -206,3 +210,42 @@ def tensor_specs(config: ModelConfig) -> dict[str, TensorSpec]:
           shape=shape[:1], kind="dense"
         )
   return specs
+
+
+def _norms(config: ModelConfig) -> dict[str, int]:
+  """Width of each norm of a layer."""
+  names = ["input_layernorm", "post_attention_layernorm"]
+  if config.post_norms:
+    names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+  norms = dict.fromkeys(names, config.hidden_size)
+  if config.qk_norm:
+    norms["self_attn.q_norm"] = norms["self_attn.k_norm"] = config.head_dim
+  return norms
+
+
+def _projections(config) -> dict[str, tuple[tuple[int, int], str, bool]]:
+  """Shape, input group and whether there is a bias, of a layer's matrices."""
+  d, inner = config.hidden_size, config.intermediate_size
+  q = config.num_heads * config.head_dim
+  kv = config.num_kv_heads * config.head_dim
+  qkv_bias = config.attention_bias or config.qkv_bias
+  projections = {
+    "self_attn.q_proj": ((q, d), "qkv", qkv_bias),
+    "self_attn.k_proj": ((kv, d), "qkv", qkv_bias),
+    "self_attn.v_proj": ((kv, d), "qkv", qkv_bias),
+    "self_attn.o_proj": ((d, q), "o", config.attention_bias),
+  }
+  experts = [""]
+  if config.experts is not None:
+    experts = [f"experts.{number}." for number in range(config.experts.count)]
+  for expert in experts:
+    projections |= {
+      f"mlp.{expert}gate_proj": (
+        (inner, d),
+        f"{expert}gate_up",
+        config.mlp_bias,
+      ),
+      f"mlp.{expert}up_proj": ((inner, d), f"{expert}gate_up", config.mlp_bias),
+      f"mlp.{expert}down_proj": ((d, inner), f"{expert}down", config.mlp_bias),
+    }
+  return projections

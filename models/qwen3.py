@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from autoematic_jax.errors import UnsupportedModelError
 from autoematic_jax.models import hugging_face
 from autoematic_jax.models.config import ModelConfig
 
@@ -27,12 +26,7 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
     UnsupportedModelError: An attribute is missing, unknown or has a value
       that changes the arithmetic in a way that is not implemented.
   """
-  for kind in hf.get("layer_types") or ():
-    if kind != "full_attention":
-      raise UnsupportedModelError(
-        f"config.json has {kind!r} in layer_types; only 'full_attention' is"
-        " handled"
-      )
+  hugging_face.no_windows(hf)
   return hugging_face.model_config(
     hf,
     family="qwen3",

@@ -3,12 +3,23 @@
 from typing import Any
 
 from autoematic_jax.errors import UnsupportedModelError
+from autoematic_jax.models import gemma
 from autoematic_jax.models import llama
+from autoematic_jax.models import mistral
+from autoematic_jax.models import qwen2
 from autoematic_jax.models import qwen3
+from autoematic_jax.models import qwen3_moe
 from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.config import TensorSpec
 
-_FAMILIES = {"llama": llama, "qwen3": qwen3}
+_FAMILIES = {
+  "gemma": gemma,
+  "llama": llama,
+  "mistral": mistral,
+  "qwen2": qwen2,
+  "qwen3": qwen3,
+  "qwen3_moe": qwen3_moe,
+}
 
 
 def config_from_hf(hf: dict[str, Any]) -> ModelConfig:

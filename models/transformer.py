@@ -22,6 +22,7 @@ from autoematic_jax import policy as policy_lib
 from autoematic_jax import signals
 from autoematic_jax.kv_codecs import AutoFPCodec
 from autoematic_jax.models import attention
+from autoematic_jax.models.config import MlpActivation
 from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.config import RopeScaling
 from autoematic_jax.models.layers import DenseLinear
@@ -29,14 +30,17 @@ from autoematic_jax.models.layers import Precision
 from autoematic_jax.models.layers import QuantizedLinear
 from autoematic_jax.models.layers import RMSNorm
 from autoematic_jax.models.layers import output_head
+from autoematic_jax.models.router import Router
 from autoematic_jax.pallas_kernels import attention as packed_attention
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
 from autoematic_jax.pallas_kernels.extended_gemm import Gate
+from autoematic_jax.pallas_kernels.extended_gemm import at_layer
 from autoematic_jax.pallas_kernels.extended_gemm import rms_norm
 
 Linear = QuantizedLinear | DenseLinear
+Rope = tuple[Float[Array, "B T F"], Float[Array, "B T F"]]
 Phase = Literal["prefill", "decode"]
 
 _UNROLLED = 4
@@ -45,11 +49,16 @@ _UNROLLED = 4
 ADAPTIVE = -1
 """Marks a layer whose level the policy chooses."""
 
+NO_WINDOW = 1 << 30
+"""Window of a layer that sees every key, where other layers have one."""
+
 
 class DecoderLayer(nnx.Module):
   """Attention and gated MLP, each behind a norm and a residual.
 
   Holds the arrays of all layers, stacked; `precision.layer` says which runs.
+  With a router the MLP's projections hold the experts of layer 0, then those
+  of layer 1 and so on.
   """
 
   def __init__(
@@ -63,6 +72,11 @@ class DecoderLayer(nnx.Module):
     down: Linear,
     q_norm: RMSNorm | None = None,
     k_norm: RMSNorm | None = None,
+    post_attention_norm: RMSNorm | None = None,
+    post_mlp_norm: RMSNorm | None = None,
+    router: Router | None = None,
+    window: Int[Array, "*L"] | None = None,
+    activation: MlpActivation = "silu",
   ):
     self.input_norm = input_norm
     self.qkv = qkv
@@ -72,6 +86,11 @@ class DecoderLayer(nnx.Module):
     self.down = down
     self.q_norm = q_norm
     self.k_norm = k_norm
+    self.post_attention_norm = post_attention_norm
+    self.post_mlp_norm = post_mlp_norm
+    self.router = router
+    self.window = nnx.Param(window) if window is not None else None
+    self.activation: MlpActivation = activation
 
   def __call__(
     self,
@@ -94,7 +113,15 @@ class DecoderLayer(nnx.Module):
   ) -> tuple[Float[Array, "B T D"], kv_cache.KVCache]:
     """Attention block: stores the new keys and values, then attends."""
     mixed, cache = self.mix(hidden, context, cache, precision)
-    return self.output(mixed, precision), cache
+    return self.project_mixed(mixed, precision), cache
+
+  def project_mixed(
+    self, mixed: Float[Array, "B T H"], precision: Precision
+  ) -> Float[Array, "B T D"]:
+    """What the attention block adds to the hidden states."""
+    out = self.output(mixed, precision)
+    norm = self.post_attention_norm
+    return out if norm is None else norm(out, precision.layer)
 
   def mix(
     self,
@@ -113,8 +140,11 @@ class DecoderLayer(nnx.Module):
     rotated, values = jnp.split(
       joined, [config.num_heads + config.num_kv_heads], axis=2
     )
+    window = None
+    if self.window is not None:
+      window = at_layer(self.window.get_value(), layer)
     rotated = attention.apply_rope(
-      self._normed(rotated, config.num_heads, layer), context.rope
+      self._normed(rotated, config.num_heads, layer), context.rope_of(window)
     )
     queries, keys = jnp.split(rotated, [config.num_heads], axis=2)
     cache = kv_cache.write(
@@ -126,7 +156,15 @@ class DecoderLayer(nnx.Module):
       precision.kv_levels,
     )
     all_keys, all_values = kv_cache.read(cache, layer)
-    mixed = attention.attend(queries, all_keys, all_values, context.positions)
+    mixed = attention.attend(
+      queries,
+      all_keys,
+      all_values,
+      context.positions,
+      window=window,
+      scale=config.query_scale,
+      softcap=config.attention_softcap,
+    )
     return mixed.reshape(batch, tokens, -1), cache
 
   def _attends_packed(self, cache, config):
@@ -137,6 +175,9 @@ class DecoderLayer(nnx.Module):
       and isinstance(cache.codec, AutoFPCodec)
     ):
       return False
+    plain = (self.window, config.query_scale, config.attention_softcap)
+    if plain != (None, None, None):
+      return False
     width = cache.planes["codes"].shape[-1]
     group = config.num_heads // config.num_kv_heads
     return packed_attention.takes(config.head_dim, width, group)
@@ -146,8 +187,8 @@ class DecoderLayer(nnx.Module):
     norms = None
     if self.q_norm is not None and self.k_norm is not None:
       norms = packed_attention.HeadNorms(
-        query=self.q_norm.scale.get_value(),
-        key=self.k_norm.scale.get_value(),
+        query=self.q_norm.before().scale,
+        key=self.k_norm.before().scale,
         epsilon=self.q_norm.epsilon,
       )
     cos, sin = context.rope
@@ -183,16 +224,65 @@ class DecoderLayer(nnx.Module):
   def mlp(
     self, hidden: Float[Array, "B T D"], precision: Precision
   ) -> Float[Array, "B T D"]:
-    """SwiGLU block."""
+    """What the gated MLP, or those of the chosen experts, adds."""
+    if self.router is not None:
+      return self._experts(self.router, hidden, precision)
     joined = self.gate_up(hidden, precision, self.mlp_norm.before())
-    return self.down(joined, precision, Gate())
+    return self._project_joined(joined, precision)
+
+  def _project_joined(self, joined, precision):
+    if self.activation == "silu":
+      # The Hopper kernels make one of this gate and the quantization.
+      return self.project_gated(joined, precision, Gate())
+    return self.project_gated(self._gate(joined), precision)
+
+  def project_gated(
+    self,
+    x: Float[Array, "B T F"],
+    precision: Precision,
+    before: Gate | None = None,
+  ) -> Float[Array, "B T D"]:
+    """What the MLP block adds to the hidden states."""
+    out = self.down(x, precision, before)
+    norm = self.post_mlp_norm
+    return out if norm is None else norm(out, precision.layer)
 
   def gated(
     self, hidden: Float[Array, "B T D"], precision: Precision
   ) -> Float[Array, "B T F"]:
-    """What the SwiGLU block's down projection reads."""
-    joined = self.gate_up(hidden, precision, self.mlp_norm.before())
-    return Gate()(joined, precision.layer)
+    """What the MLP's down projection reads."""
+    return self._gate(self.gate_up(hidden, precision, self.mlp_norm.before()))
+
+  def _gate(self, joined):
+    gate, up = jnp.split(joined, 2, axis=-1)
+    if self.activation == "silu":
+      return jax.nn.silu(gate) * up
+    return jax.nn.gelu(gate, approximate=True) * up
+
+  def _experts(self, router, hidden, precision):
+    """Every expert over all tokens, if any chose it, weighted by its share.
+
+    Experts are added in order, so that a token's bits do not depend on what
+    other tokens chose.
+    """
+    x = self.mlp_norm(hidden, precision.layer)
+    shares = router(x, precision.layer)
+    count = router.config.count
+
+    def expert(total, number):
+      share = lax.dynamic_slice_in_dim(shares, number, 1, axis=-1)
+
+      def run(total):
+        own = dataclasses.replace(
+          precision, layer=precision.layer * count + number
+        )
+        out = self._project_joined(self.gate_up(x, own), own)
+        return total + jnp.where(share > 0, share * out, 0.0)
+
+      return lax.cond(jnp.any(share > 0), run, lambda t: t, total), None
+
+    numbers = jnp.arange(count, dtype=jnp.int32)
+    return lax.scan(expert, jnp.zeros_like(hidden), numbers)[0]
 
 
 @jax.tree_util.register_dataclass
@@ -204,13 +294,47 @@ class Context:
     positions: `[B, T]` position of each new token; consecutive in a row.
     token_mask: `[B, T]` False for padding.
     rope: Cosines and sines `[B, T, head_dim / 2]`.
+    local_rope: Those of layers with a window, where they differ.
     config: The model's config.
   """
 
   positions: Int[Array, "B T"]
   token_mask: Bool[Array, "B T"]
-  rope: tuple[Float[Array, "B T F"], Float[Array, "B T F"]]
+  rope: Rope
+  local_rope: Rope | None
   config: ModelConfig = dataclasses.field(metadata={"static": True})
+
+  @classmethod
+  def of(
+    cls,
+    config: ModelConfig,
+    positions: Int[Array, "B T"],
+    token_mask: Bool[Array, "B T"],
+  ) -> "Context":
+    """The context of a pass over tokens at these positions."""
+    local = None
+    if config.local_rope_theta is not None:
+      base = dataclasses.replace(
+        config, rope_theta=config.local_rope_theta, rope_scaling=None
+      )
+      local = attention.rope_tables(positions, rope_frequencies(base))
+    return cls(
+      positions=positions,
+      token_mask=token_mask,
+      rope=attention.rope_tables(positions, rope_frequencies(config)),
+      local_rope=local,
+      config=config,
+    )
+
+  def rope_of(self, window: Int[Array, ""] | None) -> Rope:
+    """The rope of a layer, by its window."""
+    if self.local_rope is None or window is None:
+      return self.rope
+    return jax.tree.map(
+      lambda local, full: jnp.where(window < NO_WINDOW, local, full),
+      self.local_rope,
+      self.rope,
+    )
 
 
 class LayerTrace(NamedTuple):
@@ -262,8 +386,9 @@ class Decoder(nnx.Module):
     return isinstance(output, QuantizedLinear) and output.runs_on_hopper
 
   def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """Rows of the embedding, float32."""
-    return bfloat16.to_float32(self.embedding.get_value()[tokens])
+    """Rows of the embedding, scaled, float32."""
+    rows = bfloat16.to_float32(self.embedding.get_value()[tokens])
+    return rows * self.config.embedding_scale
 
   def logits(
     self, hidden: Float[Array, "B D"], *, one_by_one: bool = True
@@ -274,9 +399,11 @@ class Decoder(nnx.Module):
     is faster for many rows.
     """
     head = self.embedding if self.head is None else self.head
-    return output_head(
+    logits = output_head(
       self.norm(hidden), head.get_value(), one_by_one=one_by_one
     )
+    cap = self.config.logit_softcap
+    return logits if cap is None else attention.soft_capped(logits, cap)
 
   def context(
     self,
@@ -295,12 +422,8 @@ class Decoder(nnx.Module):
       Positions, mask and rotary tables.
     """
     positions = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
-    return Context(
-      positions=positions,
-      token_mask=jnp.arange(count)[None] < lengths[:, None],
-      rope=attention.rope_tables(positions, rope_frequencies(self.config)),
-      config=self.config,
-    )
+    token_mask = jnp.arange(count)[None] < lengths[:, None]
+    return Context.of(self.config, positions, token_mask)
 
   def run_layers(
     self,

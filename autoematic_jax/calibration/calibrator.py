@@ -22,6 +22,7 @@ from autoematic_jax.calibration.hessian import Moments
 from autoematic_jax.calibration.state import State
 from autoematic_jax.errors import AutoematicError
 from autoematic_jax.errors import NonFiniteError
+from autoematic_jax.errors import UnsupportedModelError
 from autoematic_jax.models.builder import Tensors
 from autoematic_jax.models.builder import build_layer
 from autoematic_jax.models.config import ModelConfig
@@ -152,7 +153,13 @@ class Calibrator:
     Raises:
       AutoematicError: The state folder belongs to another calibration, or what
         is kept of the text does not fit into memory.
+      UnsupportedModelError: The model has experts.
     """
+    if config.experts is not None:
+      raise UnsupportedModelError(
+        "experts cannot be calibrated: convert without --calibrate, which"
+        " rounds their weights"
+      )
     self._config, self._weights = config, weights
     self._check_memory()
     self._options = GptqOptions(
@@ -173,7 +180,7 @@ class Calibrator:
     if self._state is not None:
       self._state.keep_counts(self._counts)
     if not hidden:
-      embedded = embedding[self._tokens]
+      embedded = embedding[self._tokens] * np.float32(config.embedding_scale)
       hidden = {name: embedded.copy() for name in self._stream_names()}
     if self._done:
       logging.info("going on after %d calibrated layers", self._done)
@@ -199,9 +206,11 @@ class Calibrator:
     current: Tensors = dict(weights)
     packed: dict[str, formats.QTensor] = {}
     exact = (
-      build_layer(self._config, dict(weights)) if self._corrected else None
+      build_layer(self._config, dict(weights), number)
+      if self._corrected
+      else None
     )
-    own = build_layer(self._config, current)
+    own = build_layer(self._config, current, number)
     for reader in (prefix.QKV, prefix.OUTPUT, prefix.GATE_UP, prefix.DOWN):
       names = groups[reader]
       moments, activation_gain, inputs = self._read(own, exact, reader)
@@ -220,7 +229,7 @@ class Calibrator:
       for name, tensor in zip(names, tensors, strict=True):
         packed[name] = tensor
         current[name] = np.asarray(formats.dequantize(tensor))
-      own = build_layer(self._config, current)
+      own = build_layer(self._config, current, number)
       if reader in _LAST:
         self._streams[_OWN].add_output(own, reader, inputs)
     if self._state is not None:

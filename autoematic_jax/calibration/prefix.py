@@ -9,12 +9,10 @@ from jaxtyping import Array, Float
 
 from autoematic_jax import kv_cache
 from autoematic_jax import kv_codecs
-from autoematic_jax.models import attention
 from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.layers import Precision
 from autoematic_jax.models.transformer import Context
 from autoematic_jax.models.transformer import DecoderLayer
-from autoematic_jax.models.transformer import rope_frequencies
 
 _TOKENS_AT_ONCE = 4096
 
@@ -93,12 +91,7 @@ def _context(config, batch, tokens):
   positions = jnp.broadcast_to(
     jnp.arange(tokens, dtype=jnp.int32), (batch, tokens)
   )
-  return Context(
-    positions=positions,
-    token_mask=jnp.ones((batch, tokens), bool),
-    rope=attention.rope_tables(positions, rope_frequencies(config)),
-    config=config,
-  )
+  return Context.of(config, positions, jnp.ones((batch, tokens), bool))
 
 
 def _only():
@@ -155,12 +148,12 @@ _READERS = {
 
 @jax.jit
 def _output(layer, x):
-  return layer.output(x, _precision(x))
+  return layer.project_mixed(x, _precision(x))
 
 
 @jax.jit
 def _down(layer, x):
-  return layer.down(x, _precision(x))
+  return layer.project_gated(x, _precision(x))
 
 
 _PROJECTIONS = {OUTPUT: _output, DOWN: _down}

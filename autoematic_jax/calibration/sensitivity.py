@@ -17,9 +17,10 @@ from jaxtyping import Float, Int
 from autoematic_jax import formats
 from autoematic_jax.calibration import activations
 from autoematic_jax.calibration import prefix
+from autoematic_jax.models import attention
 from autoematic_jax.models.builder import build_layer
+from autoematic_jax.models.builder import build_norm
 from autoematic_jax.models.config import ModelConfig
-from autoematic_jax.models.layers import RMSNorm
 from autoematic_jax.models.layers import output_head
 from autoematic_jax.models.transformer import DecoderLayer
 
@@ -73,21 +74,24 @@ def measure(
     From the last layer to the first its number, its tensors as they were read,
     and its sensitivity.
   """
-  hidden = [[jnp.asarray(embedding[row][None], jnp.float32) for row in tokens]]
+  scale = np.float32(config.embedding_scale)
+  hidden = [
+    [jnp.asarray(embedding[row][None] * scale, jnp.float32) for row in tokens]
+  ]
   for number in range(config.num_layers):
-    layer = build_layer(config, dict(read_layer(number)))
+    layer = build_layer(config, dict(read_layer(number)), number)
     hidden.append([_forward(layer, h, config=config) for h in hidden[-1]])
   last = hidden.pop()
-  final_norm = RMSNorm(jnp.asarray(norm, jnp.float32), config.rms_norm_eps)
+  final_norm = build_norm(norm, config)
   kernel = jnp.asarray(head, jnp.float32)
   keys = jax.random.split(jax.random.key(0), len(last))
   gradients = [
-    _head_gradient(final_norm, kernel, h, key)
+    _head_gradient(final_norm, kernel, h, key, cap=config.logit_softcap)
     for h, key in zip(last, keys, strict=True)
   ]
   for number in reversed(range(config.num_layers)):
     weights = read_layer(number)
-    layer = build_layer(config, dict(weights))
+    layer = build_layer(config, dict(weights), number)
     total: Any = None
     for sample, h in enumerate(hidden.pop()):
       gradients[sample], sums = _backward(
@@ -122,6 +126,10 @@ def _run(layer, hidden, probes, config):
     down=tapped(prefix.DOWN, layer.down),
     q_norm=layer.q_norm,
     k_norm=layer.k_norm,
+    post_attention_norm=layer.post_attention_norm,
+    post_mlp_norm=layer.post_mlp_norm,
+    window=None if layer.window is None else layer.window.get_value(),
+    activation=layer.activation,
   )
   return prefix.run_layer(tapped_layer, hidden, config), read
 
@@ -165,12 +173,14 @@ def _backward(layer, hidden, gradient, *, config, decoding):
   return before, sums
 
 
-@jax.jit
-def _head_gradient(norm, head, hidden, key):
+@jax.jit(static_argnames="cap")
+def _head_gradient(norm, head, hidden, key, *, cap):
   """Gradient of the log-probability of a drawn token at every position."""
 
   def log_probabilities(h):
     logits = output_head(norm(h[0]), head, one_by_one=False)
+    if cap is not None:
+      logits = attention.soft_capped(logits, cap)
     return jax.nn.log_softmax(logits)[None]
 
   log_p, back = jax.vjp(log_probabilities, hidden)

@@ -36,12 +36,13 @@ def convert(
   force: bool = False,
   progress: bool = False,
 ) -> layout.Sizes:
-  """Converts a GGUF file or a safetensors folder.
+  """Converts a GGUF file or a Hugging Face folder.
 
   Without a calibrator, weights are rounded to nearest, refined subgroups are
   those of largest squared error, alike for matrices that read the same input,
-  and memory stays near the largest tensor. The destination appears only when it
-  is complete.
+  and memory stays near the largest tensor. Weights that are NVFP4 already keep
+  their codes and scales, and have no offsets. The destination appears only when
+  it is complete.
 
   Args:
     source_path: What to read.
@@ -85,6 +86,8 @@ def convert(
   config = registry.config_from_hf(source.config)
   specs = registry.tensor_specs(config)
   check_tensors(source, specs)
+  if calibrator is not None:
+    _refuse_packed(source, specs)
   with _disk_errors(target), atomic_directory(target) as folder:
     writer = Writer(source, config, specs, options, folder, calibrator)
     return writer.write(progress)
@@ -113,6 +116,16 @@ def check_tensors(source: Source, specs: Mapping[str, TensorSpec]) -> None:
         f" {list(spec.shape)}"
       )
     source.dtype(name)
+
+
+def _refuse_packed(source, specs):
+  linear = [name for name, spec in specs.items() if spec.kind == "linear"]
+  packed = next((n for n in linear if source.packed(n) is not None), None)
+  if packed is not None:
+    raise PrecisionError(
+      f"{source.description}: {packed} is NVFP4 already, so that calibration"
+      " has nothing to choose; convert without --calibrate"
+    )
 
 
 def _listed(names):

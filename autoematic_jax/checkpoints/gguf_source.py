@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from autoematic_jax import formats
 from autoematic_jax.checkpoints import gguf_config
+from autoematic_jax.checkpoints import gguf_packed
 from autoematic_jax.checkpoints import gguf_tokenizer
+from autoematic_jax.checkpoints import packed_weights
 from autoematic_jax.checkpoints.source import Source
 from autoematic_jax.errors import CheckpointError
 from autoematic_jax.errors import UnsupportedModelError
@@ -59,6 +62,7 @@ class GGUFSource(Source):
     self._check_kind()
     stored = {tensor.name: tensor for tensor in reader.tensors}
     divisors = stored.pop(_ROPE_DIVISORS, None)
+    self._scales = self._pop_scales(stored)
     self._tensors = {self._hf_name(n): tensor for n, tensor in stored.items()}
     self.config = gguf_config.hf_config(
       self._metadata,
@@ -66,6 +70,19 @@ class GGUFSource(Source):
       None if divisors is None else self._values(divisors),
       path.name,
     )
+
+  def _pop_scales(self, stored):
+    """Scales of NVFP4 tensors, by the name of the weight.
+
+    Those of inputs are dropped: activations are scaled token by token.
+    """
+    for name in [n for n in stored if n.endswith(".input_scale")]:
+      del stored[name]
+    return {
+      name.removesuffix("scale") + "weight": stored.pop(name)
+      for name in list(stored)
+      if name.endswith(".scale")
+    }
 
   def _check_length(self, tensors):
     size = self._path.stat().st_size
@@ -113,29 +130,65 @@ class GGUFSource(Source):
     return np.dtype(np.float32)
 
   def read(self, name: str) -> np.ndarray:
-    values = self._values(self._tensors[name]).reshape(self.shape(name))
-    # Rope halves are interleaved in llama's files only.
-    if self._architecture != "llama":
-      return values
-    if ".self_attn.q_proj." in name:
-      return _unpermute(values, self.config["num_attention_heads"])
-    if ".self_attn.k_proj." in name:
-      return _unpermute(values, self.config["num_key_value_heads"])
-    return values
+    tensor = self._tensors[name]
+    values = self._values(tensor).reshape(self.shape(name))
+    if tensor.name in self._scales:
+      values = values * self._scale(tensor.name)
+    return self._unpermuted(name, values)
 
-  def _values(self, tensor):
-    """A tensor in float32.
+  def packed(self, name: str) -> formats.QTensor | None:
+    tensor = self._tensors[name]
+    kind = tensor.tensor_type.name
+    if kind not in ("NVFP4", "MXFP4") or len(self.shape(name)) != 2:
+      return None
+    stored = self._mapped(tensor).reshape(self.shape(name)[0], -1)
+    scale = self._scale(tensor.name)
+    if kind == "NVFP4":
+      parts = gguf_packed.nvfp4_parts(stored, scale)
+    else:
+      parts = gguf_packed.mxfp4_parts(stored, scale)
+    if parts is None:
+      return None
+    codes, group_scale, tensor_scale = parts
+    return packed_weights.nvfp4(
+      tensor.name,
+      self._unpermuted(name, codes),
+      self._unpermuted(name, group_scale),
+      tensor_scale,
+    )
+
+  def _scale(self, name):
+    if name not in self._scales:
+      return 1.0
+    return float(self._values(self._scales[name]).reshape(-1)[0])
+
+  def _unpermuted(self, name, rows):
+    """Rows in order: rope halves are interleaved in llama's files only."""
+    if self._architecture != "llama":
+      return rows
+    if ".self_attn.q_proj." in name:
+      return _unpermute(rows, self.config["num_attention_heads"])
+    if ".self_attn.k_proj." in name:
+      return _unpermute(rows, self.config["num_key_value_heads"])
+    return rows
+
+  def _mapped(self, tensor):
+    """A tensor as it is stored.
 
     Mapped by itself: the pages of the reader's own map would stay in memory
     until the whole file does.
     """
-    mapped = np.memmap(
+    return np.memmap(
       self._path,
       dtype=tensor.data.dtype,
       mode="r",
       offset=int(tensor.data_offset),
       shape=tensor.data.shape,
     )
+
+  def _values(self, tensor):
+    """A tensor in float32."""
+    mapped = self._mapped(tensor)
     try:
       values = self._gguf.quants.dequantize(mapped, tensor.tensor_type)
     except (NotImplementedError, ValueError, KeyError) as error:

@@ -10,7 +10,7 @@ from autoematic_jax import formats
 from autoematic_jax.checkpoints import layout
 from autoematic_jax.checkpoints import orbax_io
 from autoematic_jax.checkpoints.atomic import UNFINISHED
-from autoematic_jax.checkpoints.safetensors_source import read_json
+from autoematic_jax.checkpoints.json_files import read_json
 from autoematic_jax.errors import CheckpointError
 from autoematic_jax.errors import QTensorError
 from autoematic_jax.models import registry

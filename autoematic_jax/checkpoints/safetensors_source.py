@@ -2,13 +2,15 @@
 
 import json
 import math
+import re
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from autoematic_jax.checkpoints.json_files import read_json
 from autoematic_jax.checkpoints.source import Source
 from autoematic_jax.errors import CheckpointError
 
@@ -18,6 +20,15 @@ _DTYPES = {
   "F16": np.dtype(np.float16),
   "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+
+# Parts of packed weights.
+_RAW_DTYPES = {
+  **_DTYPES,
+  "U8": np.dtype(np.uint8),
+  "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+
+_SHARD = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 
 _TOKENIZER_FILES = (
   "tokenizer.json",
@@ -50,13 +61,6 @@ class SafetensorsSource(Source):
 
   def __init__(self, folder: Path):
     self.config = read_json(folder / "config.json")
-    quantization = self.config.get("quantization_config")
-    if quantization:
-      method = dict(quantization).get("quant_method")
-      raise CheckpointError(
-        f"{folder} is already quantized (quant_method {method!r}); only"
-        " bf16, fp16 and fp32 folders can be converted"
-      )
     self.description = f"Hugging Face folder {folder.resolve().name}"
     self._folder = folder
     index = folder / "model.safetensors.index.json"
@@ -81,11 +85,29 @@ class SafetensorsSource(Source):
       )
     return _DTYPES[tensor.dtype]
 
+  def stored_dtype(self, name: str) -> str:
+    """A tensor's dtype as the file names it."""
+    return self._tensors[name].dtype
+
   def read(self, name: str) -> np.ndarray:
+    self.dtype(name)
+    return self.raw(name)
+
+  def raw(self, name: str) -> np.ndarray:
+    """A tensor as it is stored, bytes and 8-bit floats too.
+
+    Raises:
+      CheckpointError: Its dtype is none of those.
+    """
     tensor = self._tensors[name]
+    if tensor.dtype not in _RAW_DTYPES:
+      raise CheckpointError(
+        f"{name} in {tensor.file.name} has dtype {tensor.dtype}; handled:"
+        f" {', '.join(_RAW_DTYPES)}"
+      )
     return np.memmap(
       tensor.file,
-      dtype=self.dtype(name),
+      dtype=_RAW_DTYPES[tensor.dtype],
       mode="r",
       offset=tensor.start,
       shape=tensor.shape,
@@ -104,23 +126,6 @@ class SafetensorsSource(Source):
     return found
 
 
-def read_json(path: Path) -> dict[str, Any]:
-  """A JSON object from a file.
-
-  Raises:
-    CheckpointError: The file is missing or holds no JSON object.
-  """
-  try:
-    data = json.loads(path.read_text(encoding="utf-8"))
-  except FileNotFoundError:
-    raise CheckpointError(f"{path} is missing") from None
-  except (OSError, ValueError, RecursionError) as error:
-    raise CheckpointError(f"{path} cannot be read: {error}") from error
-  if not isinstance(data, dict):
-    raise CheckpointError(f"{path} does not hold a JSON object")
-  return data
-
-
 def _indexed_tensors(folder: Path, index: Path) -> dict[str, _Tensor]:
   """The tensors that an index names, each from the shard it names."""
   places = read_json(index).get("weight_map")
@@ -130,6 +135,16 @@ def _indexed_tensors(folder: Path, index: Path) -> dict[str, _Tensor]:
     file: _read_header(folder / file, f" (named by {index.name})")
     for file in sorted(set(map(str, places.values())))
   }
+  stray = sorted(
+    file.name
+    for file in folder.iterdir()
+    if _SHARD.fullmatch(file.name) and file.name not in headers
+  )
+  if stray:
+    raise CheckpointError(
+      f"{folder} holds shards that {index.name} does not name:"
+      f" {', '.join(stray[:3])}; remove them if they are of another conversion"
+    )
   tensors = {}
   for name, file in places.items():
     if name not in headers[str(file)]:
@@ -179,9 +194,9 @@ def _tensor(file, name, entry, data_start, size):
       f"{file} is truncated: {name} ends at byte {end} of"
       f" {size - data_start} bytes of data"
     )
-  known = dtype in _DTYPES
+  known = dtype in _RAW_DTYPES
   if start < 0 or (
-    known and end - start != math.prod(shape) * _DTYPES[dtype].itemsize
+    known and end - start != math.prod(shape) * _RAW_DTYPES[dtype].itemsize
   ):
     raise CheckpointError(
       f"{file}: {name} is {dtype}{list(shape)} but lies at bytes {start} to"

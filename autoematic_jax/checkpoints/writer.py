@@ -16,6 +16,7 @@ from tqdm import tqdm
 from autoematic_jax import formats
 from autoematic_jax.checkpoints import layout
 from autoematic_jax.checkpoints import orbax_io
+from autoematic_jax.checkpoints import packed_weights
 from autoematic_jax.checkpoints.options import ConvertOptions
 from autoematic_jax.checkpoints.source import Source
 from autoematic_jax.models.config import ModelConfig
@@ -123,6 +124,8 @@ class Writer:
     self._item_bytes: dict[str, int] = {}
     self._dense_bytes = 0
     self._weights = {"quantized": 0, "dense": 0}
+    self._kept = 0
+    self._rounded = 0
 
   def write(self, progress: bool) -> layout.Sizes:
     """Converts every tensor, then writes tokenizer and metadata."""
@@ -200,14 +203,42 @@ class Writer:
         name: self._read(name).astype(options.dense, copy=False)
         for name in names
       }
-    weights = [jnp.asarray(self._read(name), jnp.float32) for name in names]
+    found = {name: self._source.packed(name) for name in names}
+    kept: dict[str, layout.Tensor] = {
+      name: packed_weights.in_format(tensor, options.format, options.decoding)
+      for name, tensor in found.items()
+      if tensor is not None
+    }
+    rounded = [name for name in names if name not in kept]
+    self._kept += len(kept)
+    self._rounded += len(rounded)
+    weights = [jnp.asarray(self._read(name), jnp.float32) for name in rounded]
+    if not weights:
+      return kept
     tensors = formats.quantize_weights(
       weights,
       format=cast(formats.Format, options.format),
-      rho=options.rho,
+      # One mask serves all that read an input, and a given base has none.
+      rho=0.0 if kept else options.rho,
       decoding=options.decoding,
     )
-    return dict(zip(names, tensors, strict=True))
+    return {**kept, **dict(zip(rounded, tensors, strict=True))}
+
+  def _method(self):
+    """How the weights were chosen."""
+    if self._calibrator is not None:
+      return self._calibrator.method
+    if not self._kept:
+      return _ROUNDING
+    method = f"the source's NVFP4 codes and scales in {self._kept} matrices"
+    if self._rounded:
+      method += f", {self._rounded} others rounded to nearest"
+    if self._options.format in formats.REFINED_FORMATS:
+      method += (
+        "; the former have no offsets: above 4 bits they refine activations,"
+        " keys and values only"
+      )
+    return method
 
   def _read(self, name):
     values = self._source.read(name)
@@ -228,9 +259,7 @@ class Writer:
       "policy": options.policy_dict(),
       "made": {
         "source": self._source.description,
-        "method": _ROUNDING
-        if self._calibrator is None
-        else self._calibrator.method,
+        "method": self._method(),
         "time": now.isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "versions": {

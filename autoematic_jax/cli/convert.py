@@ -144,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
     "checkpoint": args.destination,
     "format": checkpoint.format,
     "levels": ", ".join(map(str, checkpoint.levels)) or "none",
+    "method": checkpoint.metadata["made"]["method"],
     "stored": f"{sizes.stored_bits:.3f} bits per {what}",
     "weights": f"{sizes.disk_bytes / 1e6:.1f} MB",
     "time": f"{seconds:.1f} s",

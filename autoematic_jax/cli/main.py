@@ -22,6 +22,7 @@ from autoematic_jax.errors import AutoematicError
 # A summary for each subcommand; the module has the subcommand's name.
 COMMANDS = {
   "convert": "turn a GGUF file or safetensors folder into a checkpoint",
+  "inspect": "say what a checkpoint or a model file holds",
   "profile": "find the levels that each layer of a checkpoint bears",
   "generate": "write text from a converted checkpoint",
   "eval": "measure accuracy by precision",

@@ -5,7 +5,7 @@ What they say is noise; what they cost is not.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -154,7 +154,7 @@ def random_decoder(
   }
   layers = config.num_layers
   make = _random_dense if format == "bf16" else _random_quantized
-  projections = {
+  projections: dict[str, Any] = {
     name: make(number, layers, shape, format, decode_rows)
     for number, (name, shape) in enumerate(shapes.items())
   }

@@ -69,8 +69,9 @@ def measure(tensors, layers, tokens):
 
 def log_probabilities(tensors, layers, tokens):
   hidden = jnp.asarray(tensors["model.embed_tokens.weight"][tokens])
-  for weights in layers:
-    hidden = prefix.run_layer(build_layer(CONFIG, weights), hidden, CONFIG)
+  for number, weights in enumerate(layers):
+    layer = build_layer(CONFIG, weights, number)
+    hidden = prefix.run_layer(layer, hidden, CONFIG)
   mean = jnp.mean(jnp.square(hidden), axis=-1, keepdims=True)
   normed = hidden / jnp.sqrt(mean + 1e-5) * tensors["model.norm.weight"]
   return jax.nn.log_softmax(normed @ tensors["lm_head.weight"].T)
@@ -107,7 +108,7 @@ def test_means_over_samples(model):
   first = prefix.Prefix(
     CONFIG, tensors["model.embed_tokens.weight"][tokens].astype(np.float32)
   )
-  layer = build_layer(CONFIG, layers[0])
+  layer = build_layer(CONFIG, layers[0], 0)
   (read,) = first.inputs(layer, prefix.QKV)
   np.testing.assert_allclose(
     found[0].inputs["qkv"], np.square(read).mean((0, 1)), rtol=1e-5

@@ -122,9 +122,16 @@ def test_eight_bit_weights_are_refused_by_name(hf_folder, tmp_path):
     convert(folder, tmp_path / "out")
 
 
-def test_a_quantized_folder_is_refused(hf_folder):
-  folder = hf_folder(quantization_config={"quant_method": "modelopt"})
-  with pytest.raises(CheckpointError, match="modelopt"):
+def test_a_quantized_folder_of_another_method_is_refused(hf_folder):
+  folder = hf_folder(quantization_config={"quant_method": "awq"})
+  with pytest.raises(CheckpointError, match="'awq'"):
+    open_source(folder)
+
+
+def test_shards_that_the_index_does_not_name_are_refused(hf_folder, weights):
+  folder = hf_folder(weights, shards=2)
+  safetensors.numpy.save_file(weights, folder / "model.safetensors")
+  with pytest.raises(CheckpointError, match=r"does not name: model\.safe"):
     open_source(folder)
 
 

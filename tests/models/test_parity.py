@@ -1,12 +1,11 @@
 """The decoder in float32 against transformers, on small random models."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoder_logits import run
 
 from autoematic_jax import kv_cache
 from autoematic_jax import kv_codecs
-from autoematic_jax import policy as policy_lib
 from autoematic_jax.models import registry
 from autoematic_jax.models.builder import build_decoder
 
@@ -117,25 +116,6 @@ def make_pair(name):
     for layer in range(ours.num_layers)
   ]
   return theirs, build_decoder(ours, layers=layers, rest=tensors)
-
-
-def run(decoder, tokens, start, cache, phase):
-  """Logits of every position, and the cache."""
-  config = decoder.config
-  policy_config = policy_lib.PolicyConfig()
-  batch, count = tokens.shape
-  hidden, cache, _, _ = decoder.run_layers(
-    jnp.asarray(tokens),
-    start=jnp.full((batch,), start, jnp.int32),
-    lengths=jnp.full((batch,), count, jnp.int32),
-    cache=cache,
-    policy=policy_lib.start_prefill(policy_config, batch),
-    forced=jnp.full((config.num_layers,), 32, jnp.int32),
-    policy_config=policy_config,
-    phase=phase,
-  )
-  flat = hidden.reshape(batch * count, -1)
-  return np.asarray(decoder.logits(flat)).reshape(batch, count, -1), cache
 
 
 def empty_cache(decoder, batch, capacity):
