@@ -23,7 +23,7 @@ def test_attention_over_packed_keys_and_values(dim, group, capacity):
   queries = jnp.asarray(2 * queries, jnp.float32)
   positions = jnp.asarray([0, capacity // 2 + 3, capacity - 1], jnp.int32)
   wanted = reference.attend(
-    queries[:, None], *kv_cache.read(cache, LAYER), positions[:, None]
+    queries[:, None], *cache.read(LAYER), positions[:, None]
   )[:, 0]
   jnp.full((8, batch, kv_heads, capacity, dim), jnp.nan).block_until_ready()
   actual = attention.attend(

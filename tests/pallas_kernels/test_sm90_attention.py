@@ -76,7 +76,7 @@ def test_threads_give_what_attention_over_the_cache_gives(
   cache = filled(rng, 3, 2, capacity, dim)
   queries = 2 * rng.standard_normal((3, 2 * group, dim)).astype(np.float32)
   positions = jnp.asarray([0, capacity // 2 + 3, capacity - 1], jnp.int32)
-  keys, values = kv_cache.read(cache, jnp.asarray(LAYER))
+  keys, values = cache.read(jnp.asarray(LAYER))
   wanted = reference.attend(
     jnp.asarray(queries)[:, None], keys, values, positions[:, None]
   )[:, 0]
