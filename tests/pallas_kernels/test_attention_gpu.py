@@ -6,7 +6,6 @@ import pytest
 from packed_cache import LAYER
 from packed_cache import filled
 
-from autoematic_jax import kv_cache
 from autoematic_jax.models import attention as reference
 from autoematic_jax.pallas_kernels import attention
 
