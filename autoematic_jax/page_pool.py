@@ -154,7 +154,7 @@ class PageTable:
 
   def _put(self, pages, kinds):
     """Writes fresh pages behind those held, in each kind's table."""
-    layers, width = pages.shape
+    width = pages.shape[1]
     held = self._held()
     for kind in kinds:
       table = (self.base, self.refined)[kind]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from autoematic_jax.errors import PromptError
-from autoematic_jax.kv_pages import REFINED_LEVEL
 from autoematic_jax.kv_pages import REFINED_TOKENS
 from autoematic_jax.language_model import LanguageModel
 from autoematic_jax.page_pool import PagePool
@@ -39,13 +38,18 @@ class Engine:
     draining: Whether new work is to be refused.
   """
 
-  def __init__(self, model: LanguageModel, config: ServeConfig):
+  def __init__(
+    self,
+    model: LanguageModel,
+    config: ServeConfig,
+    runner: Runner | None = None,
+  ):
     self.model = model
     self.config = config
     self.metrics = Metrics()
     self.failure: BaseException | None = None
     self.draining = False
-    self._runner = Runner(model, config)
+    self._runner = runner or Runner(model, config)
     self._scheduler = Scheduler(
       config,
       PagePool(model.config.num_layers, config.num_pages + 1),
