@@ -86,7 +86,7 @@ class Scheduler:
     for sequence in [s for s in self.running if s.decoding]:
       if sequence in self.running:
         self._add_decode(tick, sequence)
-    self._admit()
+    admitted = self._admit()
     budget = self._config.token_budget - len(tick.decode)
     for sequence in [s for s in self.running if not s.decoding]:
       tokens = self._next_chunk(sequence)
@@ -95,7 +95,7 @@ class Scheduler:
         break
       tick.prefill.append((sequence, tokens))
       budget -= tokens
-    if not tick.decode and not tick.prefill and not tick.exhausted:
+    if not (tick.decode or tick.prefill or tick.exhausted or admitted):
       self._free_some(tick)
     return tick
 
@@ -136,22 +136,25 @@ class Scheduler:
     self.waiting.appendleft(sequence)
 
   def _admit(self):
+    """Gives those that wait a place and pages; returns how many."""
+    count = 0
     while self.waiting and len(self.running) < self._config.max_running:
       sequence = self.waiting[0]
-      table = PageTable(self.pool, self._config.max_tokens)
-      sequence.table = table
+      sequence.table = PageTable(self.pool, self._config.max_tokens)
       if sequence.swapped is not None:
         admitted = self._restore(sequence)
       else:
         self._extend(sequence)
         admitted = self._has_room(sequence)
       if not admitted:
-        table.release()
+        sequence.table.release()
         sequence.table, sequence.done = None, self._done_before(sequence)
-        return
+        break
       self.waiting.popleft()
       self.running.append(sequence)
       sequence.scheduled = sequence.scheduled or time.perf_counter()
+      count += 1
+    return count
 
   def _done_before(self, sequence):
     return sequence.done if sequence.swapped is not None else 0

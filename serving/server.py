@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
@@ -17,11 +18,19 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Server(uvicorn.Server):
   """Uvicorn that drains: on SIGTERM new work is refused, what runs goes on.
 
-  After the config's `drain_seconds` the rest is aborted; a second signal
-  aborts at once. The process then ends with code 0.
+  `announce` takes the address once it answers. After the config's
+  `drain_seconds` the rest is aborted; a second signal aborts at once. The
+  process then ends with code 0.
   """
 
-  def __init__(self, api: Api, *, host: str, port: int):
+  def __init__(
+    self,
+    api: Api,
+    *,
+    host: str,
+    port: int,
+    announce: Callable[[str], None] = print,
+  ):
     config = uvicorn.Config(
       api.app(),
       host=host,
@@ -31,10 +40,21 @@ class Server(uvicorn.Server):
     )
     super().__init__(config)
     self._engine = api.engine
+    self._announce = announce
+
+  async def startup(self, sockets=None) -> None:
+    """Binds the port and announces the address."""
+    await super().startup(sockets)
+    if self.started:
+      host, port = self.servers[0].sockets[0].getsockname()[:2]
+      self._announce(f"http://{host}:{port}")
 
   @contextlib.contextmanager
   def capture_signals(self) -> Iterator[None]:
     """Replaces uvicorn's, which ends the process by the signal itself."""
+    if threading.current_thread() is not threading.main_thread():
+      yield
+      return
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
       loop.add_signal_handler(number, self.drain)

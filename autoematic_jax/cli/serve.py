@@ -126,6 +126,10 @@ def run(args: argparse.Namespace) -> int:
   name = args.served_model_name or Path(args.checkpoint).resolve().name
   engine = Engine(model, config)
   server.start(engine)
-  print(f"{name} at http://{args.host}:{args.port}", flush=True)
-  server.Server(Api(engine, name), host=args.host, port=args.port).run()
+  server.Server(
+    Api(engine, name),
+    host=args.host,
+    port=args.port,
+    announce=lambda url: print(f"{name} at {url}", flush=True),
+  ).run()
   return 0
