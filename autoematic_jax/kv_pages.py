@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -45,10 +46,10 @@ class BlockTables:
     new: `[B]` tokens of each request in this pass, padding left out.
   """
 
-  base: Int[Array, "L B P"]
-  refined: Int[Array, "L B R"]
-  stored: Int[Array, "L B 2"]
-  new: Int[Array, "B"]
+  base: Int[Array | np.ndarray, "L B P"]
+  refined: Int[Array | np.ndarray, "L B R"]
+  stored: Int[Array | np.ndarray, "L B 2"]
+  new: Int[Array | np.ndarray, "B"]
 
 
 @jax.tree_util.register_dataclass
@@ -108,7 +109,7 @@ class PagedCache(kv_cache.Cache):
       jnp.stack([~refined, refined], axis=-1), self.tables.new[:, None], 0
     )
     tables = dataclasses.replace(
-      self.tables, stored=self.tables.stored.at[layer].add(counts)
+      self.tables, stored=jnp.asarray(self.tables.stored).at[layer].add(counts)
     )
     return dataclasses.replace(
       self, planes=planes, positions=positions, tables=tables

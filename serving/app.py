@@ -38,17 +38,17 @@ class Api:
 
   def app(self) -> Starlette:
     """The ASGI application."""
-    post, get = {"methods": ["POST"]}, {"methods": ["GET"]}
+    post, get = ["POST"], ["GET"]
     return Starlette(
       routes=[
-        Route("/v1/completions", self.guarded(self.completions), **post),
-        Route("/v1/chat/completions", self.guarded(self.chat), **post),
-        Route("/v1/models", self.guarded(self.models), **get),
-        Route("/tokenize", self.guarded(self.tokenize), **post),
-        Route("/detokenize", self.guarded(self.detokenize), **post),
-        Route("/health", self.health, **get),
-        Route("/metrics", self.metrics, **get),
-        Route("/version", self.version, **get),
+        Route("/v1/completions", self.guarded(self.completions), methods=post),
+        Route("/v1/chat/completions", self.guarded(self.chat), methods=post),
+        Route("/v1/models", self.guarded(self.models), methods=get),
+        Route("/tokenize", self.guarded(self.tokenize), methods=post),
+        Route("/detokenize", self.guarded(self.detokenize), methods=post),
+        Route("/health", self.health, methods=get),
+        Route("/metrics", self.metrics, methods=get),
+        Route("/version", self.version, methods=get),
       ],
       exception_handlers={404: _unknown, 405: _unknown},
     )

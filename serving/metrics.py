@@ -21,8 +21,7 @@ _listening = threading.Lock()
 _registered = False
 
 
-def _count(event: str, seconds: float, **_: object) -> None:
-  del seconds
+def _count(event, *_, **__):
   global _compiled
   if event == "/jax/core/compile/backend_compile_duration":
     _compiled += 1

@@ -13,7 +13,6 @@ from autoematic_jax import kv_pages
 from autoematic_jax import policy as policy_lib
 from autoematic_jax import signals
 from autoematic_jax.language_model import LanguageModel
-from autoematic_jax.models.transformer import Phase
 from autoematic_jax.page_pool import PageTable
 from autoematic_jax.serving.config import ServeConfig
 
@@ -183,7 +182,7 @@ class Runner:
     self._compile_small()
     yield len(shapes) + 1, len(shapes) + 1
 
-  def _compile(self, phase: Phase, rows, tokens, length):
+  def _compile(self, phase, rows, tokens, length):
     batch = self._batch(phase, [], rows, tokens, length)
     self._programs[phase, rows, tokens, length] = self._jitted.lower(
       self.model.decoder,

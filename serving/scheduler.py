@@ -198,12 +198,14 @@ class Scheduler:
       tokens: Of the pass.
       refined: `[L]` whether they went to refined pages.
     """
-    sequence.table.commit(tokens, refined)
+    table = sequence.table
+    assert table is not None, "a pass without pages"
+    table.commit(tokens, refined)
     index = sequence.done // self._config.chunk
     sequence.done += tokens
     whole = tokens == self._config.chunk and index < len(sequence.keys)
     if whole:
-      pages = sequence.table.last_pages(tokens, refined)
+      pages = table.last_pages(tokens, refined)
       self.prefixes.add(sequence.keys[index], pages, refined)
 
 
