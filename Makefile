@@ -107,5 +107,5 @@ $(VENV)/.cuda: pyproject.toml $(VENV)/.created
 
 $(VENV)/.lint: pyproject.toml $(VENV)/.created
 	@echo 'installing ruff, pyright and what they read into $(VENV)'
-	@$(PIP) -e '.[lint,serve,test]'
+	@$(PIP) -e '.[lint,test]'
 	@touch $@

@@ -36,7 +36,7 @@ class DecodeState:
   position: Int[Array, "B"]
   entropy: Float[Array, "B"]
   done: Bool[Array, "B"]
-  cache: kv_cache.KVCache
+  cache: kv_cache.Cache
   policy: policy_lib.PolicyState
 
 
@@ -69,7 +69,7 @@ def prefill(
   model: Decoder,
   tokens: Int[Array, "B T"],
   lengths: Int[Array, "B"],
-  cache: kv_cache.KVCache,
+  cache: kv_cache.Cache,
   request: Request,
   settings: Settings,
 ) -> tuple[DecodeState, Int[Array, "L B"]]:

@@ -96,9 +96,9 @@ class DecoderLayer(nnx.Module):
     self,
     hidden: Float[Array, "B T D"],
     context: "Context",
-    cache: kv_cache.KVCache,
+    cache: kv_cache.Cache,
     precision: Precision,
-  ) -> tuple[Float[Array, "B T D"], kv_cache.KVCache]:
+  ) -> tuple[Float[Array, "B T D"], kv_cache.Cache]:
     """Runs one layer; returns the new hidden states and the cache."""
     attended, cache = self.attend(hidden, context, cache, precision)
     hidden = hidden + attended
@@ -108,9 +108,9 @@ class DecoderLayer(nnx.Module):
     self,
     hidden: Float[Array, "B T D"],
     context: "Context",
-    cache: kv_cache.KVCache,
+    cache: kv_cache.Cache,
     precision: Precision,
-  ) -> tuple[Float[Array, "B T D"], kv_cache.KVCache]:
+  ) -> tuple[Float[Array, "B T D"], kv_cache.Cache]:
     """Attention block: stores the new keys and values, then attends."""
     mixed, cache = self.mix(hidden, context, cache, precision)
     return self.project_mixed(mixed, precision), cache
@@ -127,9 +127,9 @@ class DecoderLayer(nnx.Module):
     self,
     hidden: Float[Array, "B T D"],
     context: "Context",
-    cache: kv_cache.KVCache,
+    cache: kv_cache.Cache,
     precision: Precision,
-  ) -> tuple[Float[Array, "B T H"], kv_cache.KVCache]:
+  ) -> tuple[Float[Array, "B T H"], kv_cache.Cache]:
     """What the attention block's output projection reads."""
     config, layer = context.config, precision.layer
     batch, tokens, _ = hidden.shape
@@ -147,15 +147,14 @@ class DecoderLayer(nnx.Module):
       self._normed(rotated, config.num_heads, layer), context.rope_of(window)
     )
     queries, keys = jnp.split(rotated, [config.num_heads], axis=2)
-    cache = kv_cache.write(
-      cache,
+    cache = cache.write(
       layer,
       context.positions[:, 0],
       keys.swapaxes(1, 2),
       values.swapaxes(1, 2),
       precision.kv_levels,
     )
-    all_keys, all_values = kv_cache.read(cache, layer)
+    all_keys, all_values = cache.read(layer)
     mixed = attention.attend(
       queries,
       all_keys,
@@ -172,6 +171,7 @@ class DecoderLayer(nnx.Module):
     if not (
       isinstance(self.output, QuantizedLinear)
       and self.output.runs_on_hopper
+      and isinstance(cache, kv_cache.KVCache)
       and isinstance(cache.codec, AutoFPCodec)
     ):
       return False
@@ -431,14 +431,14 @@ class Decoder(nnx.Module):
     *,
     start: Int[Array, "B"],
     lengths: Int[Array, "B"],
-    cache: kv_cache.KVCache,
+    cache: kv_cache.Cache,
     policy: policy_lib.PolicyState,
-    forced: Int[Array, "L"],
+    forced: Int[Array, "L"] | Int[Array, "L B"],
     policy_config: policy_lib.PolicyConfig,
     phase: Phase,
   ) -> tuple[
     Float[Array, "B T D"],
-    kv_cache.KVCache,
+    kv_cache.Cache,
     policy_lib.PolicyState,
     LayerTrace,
   ]:
@@ -450,7 +450,8 @@ class Decoder(nnx.Module):
       lengths: New tokens of each request; the rest is padding.
       cache: Cache that holds positions below `start`.
       policy: State at the beginning of this pass.
-      forced: Bits of each layer, or ADAPTIVE to follow the policy.
+      forced: Bits of each layer, for all requests or for each, or ADAPTIVE
+        to follow the policy.
       policy_config: The policy's constants.
       phase: Which of the policy's rules apply.
 

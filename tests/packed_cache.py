@@ -26,4 +26,4 @@ def filled(rng, batch, kv_heads, capacity, dim):
   )
   levels = jnp.asarray([4, 6] * batch, jnp.int32)[:batch]
   start = jnp.zeros((batch,), jnp.int32)
-  return kv_cache.write(cache, jnp.asarray(LAYER), start, keys, values, levels)
+  return cache.write(jnp.asarray(LAYER), start, keys, values, levels)

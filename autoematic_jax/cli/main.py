@@ -25,6 +25,7 @@ COMMANDS = {
   "inspect": "say what a checkpoint or a model file holds",
   "profile": "find the levels that each layer of a checkpoint bears",
   "generate": "write text from a converted checkpoint",
+  "serve": "answer requests over HTTP, with the API of OpenAI",
   "eval": "measure accuracy by precision",
   "bench": "measure speed and memory",
   "oracle": "find the lowest precision that each layer needs at each step",

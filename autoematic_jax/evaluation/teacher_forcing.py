@@ -83,7 +83,7 @@ def _prefill(
   decoder: Decoder,
   tokens: Int[Array, "T"],
   length: Int[Array, "1"],
-  cache: kv_cache.KVCache,
+  cache: kv_cache.Cache,
   forced: Int[Array, "L"],
   *,
   policy: policy_lib.PolicyConfig,
@@ -110,7 +110,7 @@ def _pass(decoder, tokens, length, cache, forced, policy):
 def _decode(
   decoder: Decoder,
   tokens: Int[Array, "T"],
-  cache: kv_cache.KVCache,
+  cache: kv_cache.Cache,
   forced: Int[Array, "L"],
   *,
   policy: policy_lib.PolicyConfig,

@@ -75,9 +75,9 @@ def launch(
     ),
     **options,
   )(*operands.values(), *updated.values())
-  out = tuple(out) if len(results) > 1 else (out,)
-  out += tuple(jax.freeze(ref) for ref in updated.values())
-  return out if len(out) > 1 else out[0]
+  written = list(out) if len(results) > 1 else [out]
+  written += [jax.freeze(ref) for ref in updated.values()]
+  return tuple(written) if len(written) > 1 else written[0]
 
 
 def _rewrite(ref):

@@ -105,10 +105,10 @@ def test_tokens_land_where_they_belong(codec):
   keys, values = vectors((2, 3, 5, 16), 1), vectors((2, 3, 5, 16), 2)
   start = jnp.asarray([0, 7], jnp.int32)
   levels = jnp.asarray([6, 6], jnp.int32)
-  cache = kv_cache.write(cache, jnp.int32(1), start, keys, values, levels)
-  untouched, _ = kv_cache.read(cache, jnp.int32(0))
+  cache = cache.write(jnp.int32(1), start, keys, values, levels)
+  untouched, _ = cache.read(jnp.int32(0))
   assert not np.asarray(untouched).any()
-  read = kv_cache.read(cache, jnp.int32(1))
+  read = cache.read(jnp.int32(1))
   for stored, given in zip(read, (keys, values), strict=True):
     assert stored.shape == (2, 3, 256, 16)
     for request, first in enumerate((0, 7)):

@@ -7,7 +7,6 @@ from packed_cache import LAYER
 from packed_cache import LAYERS
 from packed_cache import filled
 
-from autoematic_jax import kv_cache
 from autoematic_jax.models import attention as reference
 from autoematic_jax.pallas_kernels import attention
 from autoematic_jax.pallas_kernels.activation_quantization import (
@@ -29,7 +28,7 @@ def test_attention_over_packed_keys_and_values(dim, group, capacity):
   positions = jnp.asarray([0, capacity // 2 + 3, capacity - 1], jnp.int32)
   wanted = reference.attend(
     queries[:, None],
-    *kv_cache.read(cache, jnp.asarray(LAYER)),
+    *cache.read(jnp.asarray(LAYER)),
     positions[:, None],
   )[:, 0]
   jnp.full((8, batch, kv_heads, capacity, dim), jnp.nan).block_until_ready()
@@ -65,8 +64,7 @@ def test_a_step_stores_the_new_key_and_value_and_attends(dim, group, batch):
   turned = rms_norm(turned, jnp.asarray(of_head), 1e-6)
   turned = reference.apply_rope(turned[:, None], rope)[:, 0]
   queries, keys = jnp.split(turned, [heads[0]], axis=1)
-  stored = kv_cache.write(
-    cache,
+  stored = cache.write(
     layer,
     positions,
     keys[:, :, None],
@@ -74,7 +72,7 @@ def test_a_step_stores_the_new_key_and_value_and_attends(dim, group, batch):
     levels,
   )
   wanted = reference.attend(
-    queries[:, None], *kv_cache.read(stored, layer), positions[:, None]
+    queries[:, None], *stored.read(layer), positions[:, None]
   )
 
   out, codes, scales = attention.step(

@@ -9,7 +9,6 @@ from packed_cache import LAYER
 from packed_cache import LAYERS
 from packed_cache import filled
 
-from autoematic_jax import kv_cache
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.kv_codecs import AutoFPCodec
 from autoematic_jax.models import attention as reference
@@ -125,7 +124,7 @@ def test_threads_give_what_attention_over_the_cache_gives(
   cache = filled(rng, 3, 2, capacity, dim)
   queries = 2 * rng.standard_normal((3, 2 * group, dim)).astype(np.float32)
   positions = jnp.asarray([0, capacity // 2 + 3, capacity - 1], jnp.int32)
-  keys, values = kv_cache.read(cache, jnp.asarray(LAYER))
+  keys, values = cache.read(jnp.asarray(LAYER))
   wanted = reference.attend(
     jnp.asarray(queries)[:, None], keys, values, positions[:, None]
   )[:, 0]
@@ -172,8 +171,7 @@ def test_threads_prepare_as_the_model_does(
   wanted = np.asarray(turned[:, :heads]) * dim**-0.5
   np.testing.assert_allclose(queries[..., :dim], wanted, rtol=1e-5, atol=1e-6)
   assert not queries[..., dim:].any()
-  stored = kv_cache.write(
-    cache,
+  stored = cache.write(
     jnp.asarray(LAYER),
     jnp.asarray(positions),
     turned[:, heads:, None],

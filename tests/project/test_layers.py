@@ -9,7 +9,7 @@ PACKAGE = "autoematic_jax"
 # The subpackages that the checkout keeps beside the package's own folder.
 MAPPED = ("models", "pallas_kernels", "serving")
 
-CACHE = {"kv_codecs", "kv_cache"}
+CACHE = {"kv_codecs", "kv_cache", "kv_pages", "page_pool"}
 NUMERICS = {"arithmetic", "bfloat16", "formats", "pallas_kernels"}
 CONTROL = {"policy", "signals"}
 GENERATION = {
@@ -56,6 +56,8 @@ MAY_IMPORT = {
   "baselines": NUMERICS | CONTROL,
   "kv_codecs": {"arithmetic", "bfloat16", "formats"},
   "kv_cache": {"formats", "kv_codecs"},
+  "kv_pages": {"kv_cache", "kv_codecs"},
+  "page_pool": {"kv_pages"},
   "models": NUMERICS | CONTROL | CACHE | {"files"},
   "checkpoints": NUMERICS | {"files", "models", "policy", "tokenizer"},
   "tokenizer": set(),

@@ -114,7 +114,7 @@ class Memory:
     entropy: Normalized entropy of the last logits.
   """
 
-  cache: kv_cache.KVCache
+  cache: kv_cache.Cache
   policy: policy_lib.PolicyState
   entropy: Float[Array, "1"]
 
