@@ -132,9 +132,9 @@ def test_threads_give_what_attention_over_the_cache_gives(
   np.testing.assert_allclose(actual, wanted, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize(
-  ("dim", "heads", "kv_heads"), [(128, 4, 2), (64, 3, 3), (248, 2, 1)]
+  ("dim", "heads", "kv_heads", "normed"),
+  [(128, 4, 2, True), (64, 3, 3, False), (248, 2, 1, True)],
 )
 def test_threads_prepare_as_the_model_does(
   monkeypatch, dim, heads, kv_heads, normed
