@@ -67,10 +67,14 @@ def measure_all(options: DecodeOptions) -> Iterator[dict[str, Any]]:
     for name in options.models:
       for form, precisions in formats.items():
         progress.set_postfix_str(f"{name} {form}")
-        model = synthetic.random_decoder(
-          synthetic.MODELS[name], form, min(64, max(options.batches))
-        )
+        model, timer, packed_for = None, None, 0
         for batch in options.batches:
+          rows = 16 if batch <= 16 else 64
+          if rows != packed_for:
+            # The one before is let go first: two may not fit.
+            model = timer = None
+            model = synthetic.random_decoder(synthetic.MODELS[name], form, rows)
+            packed_for = rows
           for context in options.contexts:
             timer = _Timer(model, batch, context, options)
             for precision in precisions:
