@@ -15,13 +15,13 @@ from autoematic_jax import formats
 from autoematic_jax.errors import CheckpointError
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.models.config import ModelConfig
+from autoematic_jax.models.context import NO_WINDOW
+from autoematic_jax.models.decoder_layer import DecoderLayer
 from autoematic_jax.models.layers import DenseLinear
 from autoematic_jax.models.layers import QuantizedLinear
 from autoematic_jax.models.layers import RMSNorm
 from autoematic_jax.models.router import Router
-from autoematic_jax.models.transformer import NO_WINDOW
 from autoematic_jax.models.transformer import Decoder
-from autoematic_jax.models.transformer import DecoderLayer
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )

@@ -10,9 +10,9 @@ from jaxtyping import Array, Float
 from autoematic_jax import kv_cache
 from autoematic_jax import kv_codecs
 from autoematic_jax.models.config import ModelConfig
+from autoematic_jax.models.context import Context
+from autoematic_jax.models.decoder_layer import DecoderLayer
 from autoematic_jax.models.layers import Precision
-from autoematic_jax.models.transformer import Context
-from autoematic_jax.models.transformer import DecoderLayer
 
 _TOKENS_AT_ONCE = 4096
 

@@ -21,8 +21,8 @@ from autoematic_jax.models import attention
 from autoematic_jax.models.builder import build_layer
 from autoematic_jax.models.builder import build_norm
 from autoematic_jax.models.config import ModelConfig
+from autoematic_jax.models.decoder_layer import DecoderLayer
 from autoematic_jax.models.layers import output_head
-from autoematic_jax.models.transformer import DecoderLayer
 
 Weights = dict[str, np.ndarray]
 

@@ -14,11 +14,11 @@ import numpy as np
 from autoematic_jax import formats
 from autoematic_jax.models.builder import Implementation
 from autoematic_jax.models.config import ModelConfig
+from autoematic_jax.models.decoder_layer import DecoderLayer
 from autoematic_jax.models.layers import DenseLinear
 from autoematic_jax.models.layers import QuantizedLinear
 from autoematic_jax.models.layers import RMSNorm
 from autoematic_jax.models.transformer import Decoder
-from autoematic_jax.models.transformer import DecoderLayer
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig,
 )
