@@ -25,7 +25,10 @@ class FakeTokenizer:
   """Numbers separated by spaces."""
 
   def encode(self, text, *, add_special_tokens=True):
-    return [int(word) % VOCAB for word in text.split()]
+    try:
+      return [int(word) % VOCAB for word in text.split()]
+    except ValueError as error:
+      raise PromptError("the prompt is not of numbers") from error
 
   def encode_chat(self, messages):
     if messages[0]["role"] == "system":

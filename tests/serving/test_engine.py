@@ -178,7 +178,7 @@ def test_full_queue_is_refused_before_the_prompt_is_read(started):
     async with httpx.AsyncClient(
       transport=transport, base_url="http://test"
     ) as client:
-      # The tokenizer would fail on this.
+      # The tokenizer would refuse this.
       return await client.post("/v1/completions", json={"prompt": "none"})
 
   refused = asyncio.run(post())
