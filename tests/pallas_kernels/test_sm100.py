@@ -29,6 +29,8 @@ from autoematic_jax.pallas_kernels.extended_gemm.sm100.operands import (
 )
 from autoematic_jax.pallas_kernels.extended_gemm.sm100.plan import plan_of
 
+pytestmark = pytest.mark.slow
+
 EXACT_QUARTERS = (24, 127)
 """Bits of the scales from 1/16 on."""
 

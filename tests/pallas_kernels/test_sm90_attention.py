@@ -113,6 +113,7 @@ def joined(monkeypatch, sums, largest, norm):
   return machine.arrays[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("dim", "group", "capacity"),
   [(128, 4, 256), (64, 1, 384), (248, 3, 128), (128, 8, 4224)],
@@ -132,6 +133,7 @@ def test_threads_give_what_attention_over_the_cache_gives(
   np.testing.assert_allclose(actual, wanted, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("dim", "heads", "kv_heads", "normed"),
   [(128, 4, 2, True), (64, 3, 3, False), (248, 2, 1, True)],
