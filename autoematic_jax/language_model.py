@@ -176,6 +176,7 @@ def _implementation(checkpoint, levels, policy) -> Implementation:
   """The fastest that runs this checkpoint here."""
   known = set(mosaic_sm90.LEVELS)
   serves = checkpoint.format in KERNEL_FORMATS and known & set(levels)
+  serves = serves and checkpoint.config.experts is None
   if len(levels) > 1:
     serves = serves and set(policy.levels) <= known
   return "mosaic_sm90" if serves and mosaic_sm90.runs() else "xla"

@@ -166,11 +166,16 @@ class Engine:
       scheduler.add(sequence)
 
   def _end_all(self, reason):
-    for sequence in list(self._live):
+    for sequence in self._snapshot():
       self._finish(sequence, reason)
 
+  def _snapshot(self):
+    """Those that have not ended; other threads add to them meanwhile."""
+    with self._lock:
+      return list(self._live)
+
   def _step(self):
-    for sequence in [s for s in self._live if s.aborted]:
+    for sequence in [s for s in self._snapshot() if s.aborted]:
       self._finish(sequence, "abort")
     tick = self._scheduler.schedule()
     for sequence in tick.exhausted:

@@ -1,11 +1,13 @@
 """Generation: batches, precisions, stopping, streaming, errors."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
 
 import autoematic_jax
+from autoematic_jax import language_model
 from autoematic_jax.checkpoints import convert
 from autoematic_jax.errors import PrecisionError
 from autoematic_jax.errors import PromptError
@@ -208,6 +210,17 @@ def test_the_kernels_are_taken_where_they_run(
     policy = PolicyConfig(levels=levels) if levels else None
     model = autoematic_jax.load(tmp_path / "out", policy=policy)
     assert model.implementation == (expected if hopper else "xla")
+
+
+def test_the_kernels_are_not_taken_for_experts(monkeypatch):
+  monkeypatch.setattr(mosaic_sm90, "runs", lambda: True)
+  policy = PolicyConfig(levels=(4, 6))
+  for experts, expected in ((None, "mosaic_sm90"), (object(), "xla")):
+    checkpoint = types.SimpleNamespace(
+      format="autofp6", config=types.SimpleNamespace(experts=experts)
+    )
+    chosen = language_model._implementation(checkpoint, (4, 6), policy)
+    assert chosen == expected
 
 
 def test_every_layer_is_packed_for_the_kernels(monkeypatch, tmp_path, source):
