@@ -68,6 +68,12 @@ class DecoderLayer(nnx.Module):
     self.window = nnx.Param(window) if window is not None else None
     self.activation: MlpActivation = activation
 
+  @property
+  def runs_on_hopper(self) -> bool:
+    """Whether the Hopper kernels multiply by its weights."""
+    output = self.output
+    return isinstance(output, QuantizedLinear) and output.runs_on_hopper
+
   def __call__(
     self,
     hidden: Float[Array, "B T D"],
@@ -145,8 +151,7 @@ class DecoderLayer(nnx.Module):
   def _attends_packed(self, cache, config):
     """Whether kernels store to and attend over the cache as it is packed."""
     if not (
-      isinstance(self.output, QuantizedLinear)
-      and self.output.runs_on_hopper
+      self.runs_on_hopper
       and isinstance(cache, kv_cache.KVCache)
       and isinstance(cache.codec, AutoFPCodec)
     ):

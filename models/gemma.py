@@ -38,9 +38,7 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
       that changes the arithmetic in a way that is not implemented.
   """
   third = "Gemma3ForCausalLM" in hf["architectures"]
-  for name in _REQUIRED:
-    if hf.get(name) is None:
-      raise UnsupportedModelError(f"config.json lacks {name!r}")
+  hugging_face.require(hf, _REQUIRED)
   missing = [name for name in _SOFTCAPS if not third and name not in hf]
   if missing:
     raise UnsupportedModelError(f"config.json lacks {missing[0]!r}")
@@ -102,13 +100,7 @@ def _split_rope(hf) -> tuple[dict[str, Any], float]:
   """
   parameters = hf.get("rope_parameters")
   if parameters is None:
-    missing = [
-      name
-      for name in ("rope_theta", "rope_local_base_freq")
-      if hf.get(name) is None
-    ]
-    if missing:
-      raise UnsupportedModelError(f"config.json lacks {missing[0]!r}")
+    hugging_face.require(hf, ("rope_theta", "rope_local_base_freq"))
     flat = {k: v for k, v in hf.items() if k != "rope_local_base_freq"}
     return flat, float(hf["rope_local_base_freq"])
   try:

@@ -62,6 +62,9 @@ _REQUIRED = (
   "num_attention_heads",
 )
 
+UNUSED_WINDOW = ("layer_types", "max_window_layers", "sliding_window")
+"""What means nothing where no layer has a window (`no_windows`)."""
+
 _ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
 
 
@@ -91,9 +94,7 @@ def model_config(
     UnsupportedModelError: An attribute is missing, unknown or has a value
       that changes the arithmetic in a way that is not implemented.
   """
-  for name in (*_REQUIRED, *required):
-    if hf.get(name) is None:
-      raise UnsupportedModelError(f"config.json lacks {name!r}")
+  require(hf, (*_REQUIRED, *required))
   fixed = {**_FIXED, **fixed}
   known = {*_FIELDS, *fixed, *_IGNORED, *ignored, *_ROPE_KEYS}
   for name, value in hf.items():
@@ -120,6 +121,17 @@ def model_config(
     fields["head_dim"] = fields["hidden_size"] // fields["num_heads"]
   fields["rms_norm_eps"] = float(fields.get("rms_norm_eps", 1e-6))
   return ModelConfig(family=family, **{**fields, **_rope(hf), **settings})
+
+
+def require(hf: Mapping[str, Any], names: Collection[str]) -> None:
+  """Refuses a config without one of these attributes.
+
+  Raises:
+    UnsupportedModelError: Names the first that is missing or null.
+  """
+  for name in names:
+    if hf.get(name) is None:
+      raise UnsupportedModelError(f"config.json lacks {name!r}")
 
 
 def no_windows(hf: Mapping[str, Any]) -> None:

@@ -38,7 +38,6 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
       "use_sliding_window": False,
       "use_mrope": False,
     },
-    # The window's size and first layer mean nothing while it is not used.
-    ignored=("layer_types", "max_window_layers", "sliding_window"),
+    ignored=hugging_face.UNUSED_WINDOW,
     qkv_bias=True,
   )

@@ -32,7 +32,6 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
     family="qwen3",
     required=_REQUIRED,
     fixed={"mlp_bias": False, "use_sliding_window": False},
-    # The window's size and first layer mean nothing while it is not used.
-    ignored=("layer_types", "max_window_layers", "sliding_window"),
+    ignored=hugging_face.UNUSED_WINDOW,
     qk_norm=True,
   )

@@ -44,9 +44,7 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
       f"config.json must say one number of experts in {' or '.join(_COUNT)};"
       f" it says {sorted(counts)}"
     )
-  for name in _REQUIRED:
-    if hf.get(name) is None:
-      raise UnsupportedModelError(f"config.json lacks {name!r}")
+  hugging_face.require(hf, _REQUIRED)
   return hugging_face.model_config(
     hf,
     family="qwen3_moe",
@@ -60,11 +58,9 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
     ignored=(
       *_COUNT,
       *_REQUIRED,
-      "layer_types",
-      "max_window_layers",
+      *hugging_face.UNUSED_WINDOW,
       "output_router_logits",
       "router_aux_loss_coef",
-      "sliding_window",
     ),
     qk_norm=True,
     intermediate_size=hf["moe_intermediate_size"],

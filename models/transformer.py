@@ -22,7 +22,6 @@ from autoematic_jax.models.config import ModelConfig
 from autoematic_jax.models.context import Context
 from autoematic_jax.models.decoder_layer import DecoderLayer
 from autoematic_jax.models.layers import Precision
-from autoematic_jax.models.layers import QuantizedLinear
 from autoematic_jax.models.layers import RMSNorm
 from autoematic_jax.models.layers import output_head
 
@@ -76,12 +75,6 @@ class Decoder(nnx.Module):
     self.head = nnx.Param(head) if head is not None else None
     self.config = config
     self.choices = choices
-
-  @property
-  def runs_on_hopper(self) -> bool:
-    """Whether the Hopper kernels multiply by its weights."""
-    output = self.layers.output
-    return isinstance(output, QuantizedLinear) and output.runs_on_hopper
 
   def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
     """Rows of the embedding, scaled, float32."""
@@ -187,10 +180,11 @@ class Decoder(nnx.Module):
       return (hidden_out, cache, packed), LayerTrace(bits, activity)
 
     layers = jnp.arange(self.config.num_layers, dtype=jnp.int32)
+    unrolls = phase == "decode" and self.layers.runs_on_hopper
     (hidden, cache, packed), trace = lax.scan(
       body,
       (self.embed(tokens), cache, policy_lib.pack(policy)),
       (layers, forced),
-      unroll=_UNROLLED if phase == "decode" and self.runs_on_hopper else 1,
+      unroll=_UNROLLED if unrolls else 1,
     )
     return hidden, cache, policy_lib.unpack(packed), trace

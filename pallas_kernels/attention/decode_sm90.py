@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int, UInt8
 
 from autoematic_jax.pallas_kernels.attention.decode import THREADS
 from autoematic_jax.pallas_kernels.attention.decode import chunk_size
+from autoematic_jax.pallas_kernels.extended_gemm.sm90 import decode as packed
 from autoematic_jax.pallas_kernels.sm90 import mlir
 from autoematic_jax.pallas_kernels.sm90 import ptx
 from autoematic_jax.pallas_kernels.sm90.launch import launch
@@ -34,9 +35,6 @@ _KEYS = 16
 _QUERIES = 8
 _FAR = -1e30
 """Score of a key that is not seen; an Inf would give NaN where all are."""
-
-_DECODED = 128.0
-"""Decoded elements carry 2^-14 * 2^7, to stay in float16's range."""
 
 _LOG2_E = math.log2(math.e)
 
@@ -262,8 +260,7 @@ class Body(Operands):
     sums = [mlir.zero_f32() for _ in range(4)]
     for quad, (words, bytes_) in enumerate(quads):
       joined = mlir.or_(bytes_[0], mlir.shl(bytes_[1], 8))
-      both = _scales(joined)
-      scales = ptx.permute(both, 0, 0x1010), ptx.permute(both, 0, 0x3232)
+      scales = packed.decode_scales(joined)
       for word in range(4):
         halves = [
           ptx.mul_half2(
@@ -277,7 +274,7 @@ class Body(Operands):
     out = []
     for n, x in enumerate(sums):
       key = mlir.add(mlir.add(start, self.row), 8 * (n // 2))
-      score = mlir.mul_f32(x, mlir.const_f32(_DECODED))
+      score = mlir.mul_f32(x, mlir.const_f32(packed.EPILOGUE))
       seen = mlir.less(key, self.end)
       out.append(mlir.select(seen, score, mlir.const_f32(_FAR)))
     return out
@@ -323,7 +320,7 @@ class Body(Operands):
     ]
     scales = [
       [
-        _scales(mlir.or_(first, mlir.shl(second, 8)))
+        packed.decode_scale_pair(mlir.or_(first, mlir.shl(second, 8)))
         for first, second in zip(bytes_[n], bytes_[n + 1], strict=True)
       ]
       for n in (0, 2)
@@ -363,7 +360,7 @@ class Body(Operands):
     for n in range(2):
       everywhere = self._largest(mlir.add(mlir.shl(self.column, 1), n))
       factor = ptx.exp2(mlir.sub_f32(largest[n], everywhere))
-      factors.append(mlir.mul_f32(factor, mlir.const_f32(_DECODED)))
+      factors.append(mlir.mul_f32(factor, mlir.const_f32(packed.EPILOGUE)))
     for n, value in enumerate(sums):
       query = mlir.add(mlir.shl(self.column, 1), n % 2)
       line = mlir.add(mlir.mul(self.warp, _QUERIES), query)
@@ -445,11 +442,6 @@ def _decoded(pair):
   """E2M5 bytes in the upper halves of a word, as float16 times 2^-14."""
   magnitude = mlir.and_(mlir.shr(pair, 3), 0x0FE00FE0)
   return mlir.or_(mlir.and_(pair, 0x80008000), magnitude)
-
-
-def _scales(bytes_):
-  """The two low bytes, E4M3, as float16 times 2^7."""
-  return ptx.mul_half2(ptx.e4m3_to_half2(bytes_), mlir.const(0x58005800))
 
 
 def _load_words(address, count):

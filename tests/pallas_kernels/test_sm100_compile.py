@@ -5,38 +5,29 @@ import subprocess
 import sys
 
 import pytest
+from ahead_of_time import device
 from ahead_of_time import missing
 
-COMPILE = """
+DEVICE = device(
+  "NVIDIA B200",
+  capability=10,
+  processors=148,
+  bandwidth=7672320000000,
+  l2_bytes=132644864,
+  clock_ghz=1.965,
+  memory_bytes=191514411008,
+)
+COMPILE = (
+  DEVICE
+  + """
 import sys
 from functools import partial
 import jax, jax.numpy as jnp
-from jax.experimental import topologies
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig
 )
 from autoematic_jax.pallas_kernels.extended_gemm import BlockScaledWeight
 from autoematic_jax.pallas_kernels.extended_gemm import extended_gemm
-
-TARGET = '''gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32
-shared_memory_per_block: 49152 shared_memory_per_core: 233472
-threads_per_core_limit: 2048 core_count: 148 fpus_per_core: 128
-block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
-block_dim_limit_z: 65535 memory_bandwidth: 7672320000000
-l2_cache_size: 132644864 clock_rate_ghz: 1.965 device_memory_size: 191514411008
-shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 10
-feature_extension: ACCELERATED_FEATURES } registers_per_core_limit: 65536
-registers_per_block_limit: 65536 } platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 10 } device_description_str: "NVIDIA B200"
-'''
-device = topologies.get_topology_desc(
-  platform="cuda", topology_name="NVIDIA B200", topology="1x1x1",
-  target_config=TARGET,
-).devices[0]
-sharding = jax.sharding.SingleDeviceSharding(device)
-
-def array(shape, dtype):
-  return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 level, m = int(sys.argv[1]), int(sys.argv[2])
 layers, outputs, steps, stored = 3, 384, 6, 2
@@ -65,6 +56,7 @@ with jax.default_device(device):
 lines = program.as_text().splitlines()
 print("\\n".join(line for line in lines if "(%weight_codes" in line))
 """
+)
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())

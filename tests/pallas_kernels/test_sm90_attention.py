@@ -22,6 +22,7 @@ from autoematic_jax.pallas_kernels.attention import join_sm90
 from autoematic_jax.pallas_kernels.attention import pack
 from autoematic_jax.pallas_kernels.attention import prepare_sm90
 from autoematic_jax.pallas_kernels.extended_gemm import rms_norm
+from autoematic_jax.pallas_kernels.extended_gemm.sm90 import decode as packed
 from autoematic_jax.pallas_kernels.sm90 import operands as operands_of
 
 
@@ -54,7 +55,8 @@ def run(monkeypatch, queries, cache, positions):
     threads=decode.THREADS,
     shared_words=plan.shared_words,
   )
-  with simt.replaced(monkeypatch, machine, decode_sm90, operands_of):
+  modules = (decode_sm90, packed, operands_of)
+  with simt.replaced(monkeypatch, machine, *modules):
     decode_sm90.Body(plan, tuple(operands), *machine.refs).emit()
   out = joined(monkeypatch, *machine.arrays[-3:])
   return out.reshape(batch, heads, plan.width)[..., :dim]

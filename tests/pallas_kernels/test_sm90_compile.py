@@ -5,13 +5,24 @@ import subprocess
 import sys
 
 import pytest
+from ahead_of_time import device
 from ahead_of_time import missing
 
-COMPILE = """
+DEVICE = device(
+  "NVIDIA H200",
+  capability=9,
+  processors=132,
+  bandwidth=4800000000000,
+  l2_bytes=52428800,
+  clock_ghz=1.98,
+  memory_bytes=151397597184,
+)
+COMPILE = (
+  DEVICE
+  + """
 import dataclasses, os, sys
 import jax, jax.numpy as jnp
 from functools import partial
-from jax.experimental import topologies
 from autoematic_jax.pallas_kernels.activation_quantization import (
   ActivationConfig
 )
@@ -21,26 +32,6 @@ from autoematic_jax.pallas_kernels.extended_gemm import Gate, Norm
 from autoematic_jax.pallas_kernels.extended_gemm.sm90 import launch, quantize
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import StreamTile
 from autoematic_jax.pallas_kernels.extended_gemm.sm90.plan import WgmmaTile
-
-TARGET = '''gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32
-shared_memory_per_block: 49152 shared_memory_per_core: 233472
-threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
-block_dim_limit_z: 65535 memory_bandwidth: 4800000000000
-l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 151397597184
-shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9
-feature_extension: ACCELERATED_FEATURES } registers_per_core_limit: 65536
-registers_per_block_limit: 65536 } platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 10 } device_description_str: "NVIDIA H200"
-'''
-device = topologies.get_topology_desc(
-  platform="cuda", topology_name="NVIDIA H200", topology="1x1x1",
-  target_config=TARGET,
-).devices[0]
-sharding = jax.sharding.SingleDeviceSharding(device)
-
-def array(shape, dtype):
-  return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 kind, mode, m = sys.argv[1], sys.argv[2], int(sys.argv[3])
 stream = dict(tiles=2, row_warps=4, column_warps=2, splits=2, depth=3)
@@ -113,6 +104,7 @@ with jax.default_device(device):
   traced = jax.jit(run).trace(x, weight, scale, levels, layer)
   traced.lower(lowering_platforms=("cuda",)).compile()
 """
+)
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())

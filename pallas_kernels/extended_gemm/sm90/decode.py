@@ -17,9 +17,14 @@ EPILOGUE = 128.0
 """Decoded weights carry 2^-14 * 2^7, to stay in float16's range."""
 
 
+def decode_scale_pair(bytes_: Bits) -> Bits:
+  """The two low bytes, E4M3, as a pair of float16, times 2^7."""
+  return ptx.mul_half2(ptx.e4m3_to_half2(bytes_), mlir.const(0x58005800))
+
+
 def decode_scales(bytes_: Bits) -> tuple[Bits, Bits]:
   """Two E4M3 scales (row, row + 8), each twice as float16, times 2^7."""
-  both = ptx.mul_half2(ptx.e4m3_to_half2(bytes_), mlir.const(0x58005800))
+  both = decode_scale_pair(bytes_)
   return ptx.permute(both, 0, 0x1010), ptx.permute(both, 0, 0x3232)
 
 
